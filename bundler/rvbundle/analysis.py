@@ -1,0 +1,167 @@
+"""The analysis stage: which modules an agent can reach, and by which chain of imports or which hook.
+
+PyInstaller's module graph is made once per environment, over everything in it; what a given agent
+reaches is a walk over that graph, so that a changed agent costs nothing.
+"""
+
+import ast
+import json
+import os
+import tempfile
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rvbundle import process
+from rvbundle.environment import Environment, make_venv, pip_command
+from rvbundle_runtime.errors import FreezeError
+
+# Pinned: the driver reaches into the module graph's internals.
+PYINSTALLER = ("pyinstaller==6.22.3", "pyinstaller-hooks-contrib==2026.9")
+_INSIDE = Path(__file__).parent / "inside"
+HOOKS = Path(__file__).parent / "hooks"
+
+
+@dataclass(frozen=True)
+class ModuleGraph:
+    """Edges between modules by name; hidden imports with their hook; data files with their module."""
+
+    edges: dict[str, tuple[str, ...]]
+    hidden: dict[str, tuple[tuple[str, str], ...]]
+    data: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What an agent can reach: {module: the chain of names that leads to it}, and data files' reasons."""
+
+    modules: dict[str, str]
+    data: dict[str, str]
+
+
+def install_tools(environment: Environment, folder: Path) -> None:
+    """Install PyInstaller for the recipe's Python into `folder`/tools (not into the environment)."""
+    python = make_venv(environment.interpreter, folder / "venv")
+    target = folder / "tools"
+    done = process.run(
+        [*pip_command(python), "install", "--quiet", "--target", target, *PYINSTALLER], check=False
+    )
+    if done.code:
+        raise FreezeError(
+            f"pip could not install {PYINSTALLER[0]}, which says what an agent can reach:\n{done.tail()}",
+            f"the command was: {done.command}",
+        )
+
+
+def analyse(environment: Environment, tools: Path, folder: Path) -> None:
+    """Write the module graph of everything in `environment` to `folder`/graph.json."""
+    inventory = process.run([environment.python, "-I", _INSIDE / "inventory.py"]).stdout
+    seeds = top_level_names(environment.site_packages, json.loads(inventory)["distributions"])
+    with tempfile.TemporaryDirectory(prefix="rvbundle-analysis-") as scratch:
+        done = process.run(
+            [environment.python, "-I", _INSIDE / "analysis.py", tools / "tools", HOOKS, scratch],
+            env=_analysis_env(scratch),
+            stdin=json.dumps(seeds).encode(),
+            check=False,
+        )
+    if done.code:
+        raise FreezeError(
+            f"PyInstaller's analysis failed:\n{done.tail()}", f"the command was: {done.command}"
+        )
+    json.loads(done.stdout)
+    (folder / "graph.json").write_bytes(done.stdout)
+
+
+def _analysis_env(scratch: str) -> dict[str, str]:
+    # Hooks import packages in child processes: what the user's shell sets must not decide what they see.
+    return {"PATH": os.environ.get("PATH", os.defpath), "HOME": scratch, "LANG": "C.UTF-8"}
+
+
+def top_level_names(site: Path, distributions: list[dict[str, object]]) -> list[str]:
+    """Return the names that the distributions can be imported by: packages and modules at the top."""
+    names = set()
+    for distribution in distributions:
+        files = distribution["files"]
+        for text in files if isinstance(files, list) else []:
+            path = Path(text)
+            if not path.is_relative_to(site):
+                continue
+            parts = path.relative_to(site).parts
+            name = parts[0].partition(".")[0]
+            is_module = len(parts) == 1 and path.suffix in (".py", ".so")
+            is_package = len(parts) > 1 and path.suffix in (".py", ".so") and parts[0] == name
+            if name.isidentifier() and (is_module or is_package):
+                names.add(name)
+    return sorted(names - {"test", "tests", "functorch"})
+
+
+def load_graph(folder: Path) -> ModuleGraph:
+    """Read what `analyse` wrote."""
+    value = json.loads((folder / "graph.json").read_text())
+    hidden: dict[str, list[tuple[str, str]]] = {}
+    for module, target, hook in value["hidden"]:
+        hidden.setdefault(module, []).append((target, hook))
+    return ModuleGraph(
+        edges={name: tuple(targets) for name, targets in value["edges"].items()},
+        hidden={name: tuple(pairs) for name, pairs in hidden.items()},
+        data=tuple((module, file) for module, file in value["data"]),
+    )
+
+
+def imports_of(source: bytes) -> set[str]:
+    """Return the modules that a source names in import statements, wherever they stand.
+
+    For `from a import b` both `a` and `a.b` (which may be a module). Relative imports are left out.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def reach(graph: ModuleGraph, sources: Iterable[tuple[str, bytes]], plugins: Iterable[str]) -> Reach:
+    """Walk `graph` from the imports of the agent's `sources`, given as (name, text), and from `plugins`.
+
+    `plugins` are modules that other packages load through entry points (gymnasium's environments).
+    """
+    chains: dict[str, str] = {}
+    queue: deque[str] = deque()
+
+    def arrive(module: str, chain: str) -> None:
+        parts = module.split(".")
+        for count in range(1, len(parts) + 1):
+            name = ".".join(parts[:count])
+            if name not in chains and name in graph.edges:
+                chains[name] = chain if name == module else f"{chain} (as a parent of {module})"
+                queue.append(name)
+
+    for name, text in sources:
+        for module in sorted(imports_of(text)):
+            arrive(module, name)
+    for module in sorted(plugins):
+        arrive(module, "entry point of a plug-in")
+    while queue:
+        module = queue.popleft()
+        chain = _extend(chains[module], module)
+        for target in graph.edges[module]:
+            arrive(target, chain)
+        for target, hook in graph.hidden.get(module, ()):
+            arrive(target, f"{chain} ({hook})")
+    data = {file: f"data of {module}" for module, file in graph.data if module in chains}
+    return Reach(chains, data)
+
+
+def _extend(chain: str, module: str) -> str:
+    """Append a module to a chain, keeping the agent's end and the last steps of a long one."""
+    steps = [*chain.split(" → "), module]
+    if len(steps) > 6:
+        steps = [*steps[:2], "…", *[s for s in steps[-3:] if s != "…"]]
+    return " → ".join(steps)

@@ -1,0 +1,257 @@
+"""The pipeline on one page: recipe in, image and cold pack out.
+
+    recipe.toml ─► environment ─► freeze ─► trace ─► split ─► pack ─► prove
+                                    └──────► analysis ──┘
+
+Every stage takes frozen values and returns one; its result lies in the build cache under an explicit key.
+"""
+
+import os
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from rvbundle import __version__, analysis, environment, freeze, lock, stage_agent, trace
+from rvbundle.analysis import Reach
+from rvbundle.contents import contents
+from rvbundle.environment import Environment, Interpreter
+from rvbundle.freeze import Frozen
+from rvbundle.pack import COLD_LEVEL, HOT_LEVEL, ImageMeta, PayloadMeta, pack
+from rvbundle.progress import Progress
+from rvbundle.prove import prove
+from rvbundle.recipe import Recipe
+from rvbundle.stage_agent import StagedAgent
+from rvbundle.stages import Cached, Key, StageCache, key_digest, write_atomically
+from rvbundle.trace import Trace
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build made: paths, sizes in bytes, its time in seconds."""
+
+    image: Path
+    cold: Path
+    identity: str
+    image_size: int
+    cold_size: int
+    seconds: float
+
+
+def build(recipe: Recipe, output: Path, cache_base: Path, progress: Progress) -> Built:
+    """Build `recipe` into the folder `output`; raises any RvbundleError of the stages."""
+    started = time.monotonic()
+    cache = StageCache(cache_base, recipe.name)
+    interpreter = environment.find_interpreter(recipe.python, os.environ)
+    locked = get_lock(recipe, interpreter, cache, progress)
+    env = _environment(recipe, locked, interpreter, cache, progress)
+    with ThreadPoolExecutor(1) as pool:
+        graph = pool.submit(_module_graph, locked, env, cache)  # a minute on one core: beside the others
+        frozen = _freeze(locked, env, cache, progress)
+        agent = _stage_agent(recipe, interpreter, cache)
+        record = _trace(recipe, frozen, agent, cache, progress)
+        reached = _analysis(graph, frozen, agent, progress)
+    built = _image(recipe, frozen, agent, record, reached, output, cache, progress)
+    cache.remember()
+    return Built(*built, seconds=time.monotonic() - started)
+
+
+def get_lock(recipe: Recipe, interpreter: Interpreter, cache: StageCache, progress: Progress) -> lock.Lock:
+    """Return the lock beside the recipe, or what pip made of these requirements before, or makes now."""
+    with progress.phase("lock") as phase:
+        beside = lock.read_beside(recipe)
+        if beside:
+            phase.result, phase.reused = f"{recipe.lock_path.name}, {len(beside.packages)} packages", True
+            return beside
+        key: Key = {
+            "python": interpreter.version,
+            "requires": list(recipe.requires),
+            "requirements": str(recipe.requirements or ""),
+            "pip": {n: v for n, v in sorted(os.environ.items()) if n.startswith("PIP_")},
+        }
+
+        def make(folder: Path) -> None:
+            found = environment.resolve(recipe, interpreter)
+            (folder / "recipe.lock").write_text(lock.dumps(found))
+
+        cached = cache.get("lock", key, make)
+        path = cached.folder / "recipe.lock"
+        found = lock.loads(path.read_text(), path)
+        _note(phase, cached, f"{len(found.packages)} packages")
+        return found
+
+
+def _note(phase: object, cached: Cached, result: str) -> None:
+    phase.result, phase.reused, phase.why = result, cached.reused, cached.why  # type: ignore[attr-defined]
+
+
+def _environment(
+    recipe: Recipe, locked: lock.Lock, interpreter: Interpreter, cache: StageCache, progress: Progress
+) -> Environment:
+    with progress.phase("environment") as phase:
+        key = _environment_key(locked, interpreter)
+        cached = cache.get(
+            "environment", key, lambda folder: environment.install(recipe, locked, interpreter, folder)
+        )
+        _note(phase, cached, f"Python {interpreter.version}")
+        return Environment(cached.folder, interpreter)
+
+
+def _environment_key(locked: lock.Lock, interpreter: Interpreter) -> Key:
+    return {
+        "lock": locked.digest(),
+        "interpreter": f"{interpreter.version} {interpreter.executable}",
+        "rvbundle": __version__,
+    }
+
+
+def _module_graph(locked: lock.Lock, env: Environment, cache: StageCache) -> Cached:
+    hooks = sorted((path.name, path.read_text()) for path in analysis.HOOKS.glob("*.py"))
+    base: Key = {"python": env.interpreter.version, "pyinstaller": list(analysis.PYINSTALLER)}
+    tools = cache.get("tools", base, lambda folder: analysis.install_tools(env, folder))
+    key: Key = {**base, **_environment_key(locked, env.interpreter), "hooks": key_digest({"all": hooks})}
+    return cache.get("analysis", key, lambda folder: analysis.analyse(env, tools.folder, folder))
+
+
+def _freeze(locked: lock.Lock, env: Environment, cache: StageCache, progress: Progress) -> Frozen:
+    with progress.phase("freeze") as phase:
+        key = {**_environment_key(locked, env.interpreter), "inside": freeze.code_digest()}
+        cached = cache.get("freeze", key, lambda folder: freeze.freeze(env, folder))
+        frozen = freeze.load(cached.folder)
+        _note(phase, cached, f"{len(frozen.files)} files, {sum(f.size for f in frozen.files) >> 20} MiB")
+        for text in frozen.notes:
+            phase.note(text)
+        return frozen
+
+
+def _stage_agent(recipe: Recipe, interpreter: Interpreter, cache: StageCache) -> StagedAgent:
+    key: Key = {
+        "sources": stage_agent.source_digests(recipe),
+        "entry": recipe.entry,
+        "python": interpreter.version,
+    }
+    cached = cache.get("agent", key, lambda folder: stage_agent.stage(recipe, interpreter, folder))
+    return stage_agent.load(recipe, cached.folder)
+
+
+def _trace(
+    recipe: Recipe,
+    frozen: Frozen,
+    agent: StagedAgent,
+    cache: StageCache,
+    progress: Progress,
+) -> Trace:
+    with progress.phase("trace") as phase:
+        key: Key = {
+            "tree": frozen.folder.name,
+            "agent": agent.folder.parent.name,
+            "workloads": [[list(w.args), w.golden, w.tolerance] for w in recipe.workloads],
+            "run": [recipe.network, recipe.env],
+        }
+        beside = recipe.trace_path if recipe.lock_path.exists() else None
+        kept = _kept_trace(beside, key)
+        if kept:
+            phase.result, phase.reused = f"{beside.name if beside else ''}", True
+            phase.why = "the record beside the lock is of these very files and workloads"
+            return kept
+
+        def make(folder: Path) -> None:
+            record = trace.trace(recipe, frozen, agent)
+            (folder / "trace.json").write_text(trace.dumps(record, key))
+
+        cached = cache.get("trace", key, make)
+        text = (cached.folder / "trace.json").read_text()
+        if beside:
+            write_atomically(beside, text.encode())
+        record, _ = trace.loads(text)
+        _note(phase, cached, f"{len(record.workloads)} workloads opened {len(record.opened_by())} files")
+        return record
+
+
+def _kept_trace(beside: Path | None, key: Key) -> Trace | None:
+    try:
+        record, made_for = trace.loads(beside.read_text()) if beside else (None, {})
+    except (OSError, ValueError):
+        return None
+    return record if made_for == key else None
+
+
+def _analysis(graph: "Future[Cached]", frozen: Frozen, agent: StagedAgent, progress: Progress) -> Reach:
+    with progress.phase("analysis") as phase:
+        cached = graph.result()
+        sources = [(path, (agent.folder / path).read_bytes()) for path in agent.files if path.endswith(".py")]
+        reached = analysis.reach(analysis.load_graph(cached.folder), sources, freeze.plugins(frozen))
+        _note(phase, cached, f"{len(reached.modules)} modules are reachable")
+        return reached
+
+
+def _image(
+    recipe: Recipe,
+    frozen: Frozen,
+    agent: StagedAgent,
+    record: Trace,
+    reached: Reach,
+    output: Path,
+    cache: StageCache,
+    progress: Progress,
+) -> tuple[Path, Path, str, int, int]:
+    from rvbundle.split import split
+
+    key: Key = {
+        "tree": frozen.folder.name,
+        "agent": agent.folder.parent.name,
+        "trace": trace.digest(record),
+        "recipe": [recipe.name, recipe.version, recipe.network, recipe.env],
+        "trim": [recipe.trim, list(recipe.keep_modules), list(recipe.keep_files)],
+        "workloads": [[list(w.args), w.golden, w.tolerance] for w in recipe.workloads],
+        "rvbundle": [__version__, HOT_LEVEL, COLD_LEVEL],
+    }
+    names = f"{recipe.file_stem}.rvb", f"{recipe.file_stem}.cold.rvb"
+
+    def make(folder: Path) -> None:
+        both = contents(frozen, agent, split(recipe, frozen, record, reached))
+        payload = PayloadMeta(
+            frozen.arch, "wheels", frozen.python_version, agent.argv, frozen.libdir, frozen.packages
+        )
+        meta = ImageMeta(
+            name=recipe.name,
+            version=recipe.version,
+            created_by=f"rvbundle {__version__}",
+            network=recipe.network,
+            env=recipe.env,
+            details={"trim": recipe.trim, "traces": [list(w.args) for w in recipe.workloads]},
+        )
+        frames = cache.base / "frames"
+        with progress.phase("pack") as phase:
+            identity = pack(folder / names[0], meta, payload, both.hot, HOT_LEVEL, frames)
+            bound = ImageMeta(**{**vars(meta), "bound_to": identity})
+            pack(folder / names[1], bound, payload, both.cold, COLD_LEVEL, frames)
+            phase.result = f"{(folder / names[0]).stat().st_size >> 20} MiB"
+        with progress.phase("prove"):
+            prove(recipe, frozen, agent, record, folder / names[0])
+        (folder / "identity").write_text(identity)
+
+    cached = cache.get("image", key, make)
+    if cached.reused:
+        with progress.phase("pack and prove") as phase:
+            _note(phase, cached, "")
+    image, cold = (_deliver(cached.folder / name, output / name) for name in names)
+    identity = (cached.folder / "identity").read_text()
+    return image, cold, identity, image.stat().st_size, cold.stat().st_size
+
+
+def _deliver(source: Path, target: Path) -> Path:
+    """Put a finished file where the user wants it: a hard link where possible, else a copy."""
+    import shutil
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists() and target.samefile(source):
+        return target
+    temporary = target.with_name(f".{target.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:
+        shutil.copyfile(source, temporary)
+    temporary.rename(target)
+    return target

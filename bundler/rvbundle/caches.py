@@ -1,0 +1,54 @@
+"""`rvbundle cache`: what lies in the store and in the build cache."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rvbundle.stages import list_stages, prune_stages
+from rvbundle_runtime import store
+from rvbundle_runtime.host import CachePlace
+
+
+def list_cache(place: CachePlace) -> dict[str, Any]:
+    """Return the unpacked images and build stages; sizes in bytes, times in seconds since the epoch."""
+    return {
+        "base": str(place.base),
+        "images": [vars(stored) for stored in store.list_stored(place.base)],
+        "stages": [vars(stage) for stage in list_stages(place.base)],
+    }
+
+
+def print_cache(report: dict[str, Any]) -> None:
+    """Print what `list_cache` returned."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{report['base']}")
+    table = Table("image", "version", "MiB", "last used", "key", box=None, pad_edge=False)
+    for row in report["images"]:
+        table.add_row(row["name"], row["version"], _mib(row["size"]), _when(row["used"]), row["key"][:12])
+    console.print(table if report["images"] else "no unpacked images")
+    table = Table("build stage", "MiB", "last used", "key", box=None, pad_edge=False)
+    for row in report["stages"]:
+        table.add_row(row["stage"], _mib(row["size"]), _when(row["used"]), row["key"][:12])
+    console.print(table if report["stages"] else "no build stages")
+
+
+def prune_cache(place: CachePlace, images: bool, stages: bool) -> list[str]:
+    """Remove what is asked for; return lines that say what was."""
+    lines = []
+    if images:
+        removed, busy = store.prune(place.base)
+        lines.append(f"removed {len(removed)} unpacked images ({_mib(sum(s.size for s in removed))} MiB)")
+        lines += [f"kept {stored.name} {stored.version}: it is running" for stored in busy]
+    if stages:
+        lines.append(f"removed the build stages ({_mib(prune_stages(place.base))} MiB)")
+    return lines
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.0f}"
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

@@ -1,0 +1,270 @@
+"""The command line. Data goes to stdout, everything else to stderr."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rvbundle import __version__
+from rvbundle.progress import Progress
+from rvbundle_runtime import launch
+from rvbundle_runtime.errors import RvbundleError
+from rvbundle_runtime.host import CachePlace, Host, cache_place, read_host
+from rvbundle_runtime.options import make_options
+
+app = typer.Typer(
+    name="rvbundle",
+    help="One recipe in, one file out: PyTorch + Gymnasium agents that run with nothing installed.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+cache_app = typer.Typer(help="The store of unpacked images and of build stages.", no_args_is_help=True)
+app.add_typer(cache_app, name="cache")
+
+_RecipePath = Annotated[
+    Path, typer.Argument(metavar="RECIPE", help="A recipe.toml, or the folder that holds it.")
+]
+_ImagePath = Annotated[Path, typer.Argument(metavar="IMAGE", help="An image (.rvb).")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def invoke(argv: Sequence[str]) -> int:
+    """Run the command line; RvbundleError passes through to the caller, which prints it."""
+    try:
+        result = app(args=list(argv), standalone_mode=False)
+    except RvbundleError:
+        raise
+    except Exception as error:
+        if not hasattr(error, "exit_code") or not hasattr(error, "show"):
+            raise
+        error.show(file=sys.stderr)
+        return int(error.exit_code)
+    return result if isinstance(result, int) else 0
+
+
+def _place() -> CachePlace:
+    return cache_place(os.environ, os.getuid())
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"rvbundle {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(epilog="Example: rvbundle build recipes/cartpole-policy-gradient/recipe.toml")
+def build(
+    recipe: _RecipePath,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder for the image and its cold pack.")
+    ] = Path("dist"),
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Say which stage was reused, or why it was not.")
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Build a recipe into an image (NAME-VERSION.rvb) and its cold pack (NAME-VERSION.cold.rvb)."""
+    from rvbundle import recipe as recipes
+    from rvbundle.build import build as run_build
+
+    progress = Progress(verbose)
+    built = run_build(recipes.load(recipe), output, _place().base, progress)
+    if as_json:
+        value = {key: str(v) if isinstance(v, Path) else v for key, v in vars(built).items()}
+        print(json.dumps(value))
+    else:
+        print(f"{built.image}  {_mib(built.image_size)}  in {built.seconds:.1f} s")
+        print(f"{built.cold}  {_mib(built.cold_size)}")
+
+
+@app.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog="Example: rvbundle run dist/cartpole-policy-gradient-1.0.0.rvb -- --episodes 50",
+)
+def run(
+    image: _ImagePath,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the agent.")] = None,
+    volume: Annotated[
+        list[str] | None,
+        typer.Option("--volume", "-v", metavar="SRC:DST[:ro]", help="Show a folder or file to the agent."),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", "-e", metavar="NAME[=VALUE]", help="Set a variable, or pass yours on."),
+    ] = None,
+    device: Annotated[
+        list[str] | None, typer.Option("--device", metavar="DEVICE", help="Show a device, such as dri.")
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", "-m", metavar="SIZE", help="Limit each process's data, such as 2g."),
+    ] = None,
+    cold: Annotated[
+        str | None,
+        typer.Option("--cold", metavar="FILE", help="The cold pack, if it is not beside the image."),
+    ] = None,
+    network: Annotated[bool, typer.Option("--network", help="Give the agent the network.")] = False,
+    no_network: Annotated[
+        bool, typer.Option("--no-network", help="Take it away, whatever the recipe says.")
+    ] = False,
+    no_cwd: Annotated[
+        bool, typer.Option("--no-cwd", help="Start in an empty folder instead of the current one.")
+    ] = False,
+    no_sandbox: Annotated[
+        bool, typer.Option("--no-sandbox", help="Run with all your rights, where namespaces are denied.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print the plan on stderr first.")] = False,
+) -> int:
+    """Run an image. The current folder is the agent's working folder, /agent.
+
+    Everything after IMAGE belongs to the agent; its exit code is passed on.
+    """
+    single = {"--memory": memory, "--cold": cold}
+    flags = {
+        "--network": network,
+        "--no-network": no_network,
+        "--no-cwd": no_cwd,
+        "--no-sandbox": no_sandbox,
+        "--verbose": verbose,
+    }
+    given = {name: value for name, value in single.items() if value is not None}
+    given |= {name: "yes" for name, value in flags.items() if value}
+    many = {"--volume": volume or [], "--env": env or [], "--device": device or []}
+    options = make_options(str(image), arguments or [], given, many)
+    return launch.run(read_host(), options, _place())
+
+
+@app.command(epilog="Example: rvbundle explain dist/cartpole-policy-gradient-1.0.0.rvb --files 'torch/*'")
+def explain(
+    image: _ImagePath,
+    files: Annotated[
+        str | None,
+        typer.Option("--files", metavar="GLOB", help="Say of each such file why it is hot or cold."),
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Say what `run` would do on this machine and why; of a build, why each file is hot or cold."""
+    from rvbundle import explain as explaining
+
+    host, place = read_host(), _place()
+    if files is not None:
+        _emit(explaining.explain_files(image, files), explaining.print_files, as_json)
+    else:
+        _emit(explaining.explain(image, host, place), explaining.print_plan, as_json)
+
+
+@app.command(epilog="Example: rvbundle inspect dist/cartpole-policy-gradient-1.0.0.rvb --json")
+def inspect(
+    image: _ImagePath,
+    files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Show what an image (or cold pack) holds: payloads, sizes by package and library, versions."""
+    from rvbundle import inspection
+
+    _emit(inspection.inspect(image, files), inspection.print_report, as_json)
+
+
+@app.command(epilog="Example: rvbundle verify dist/cartpole-policy-gradient-1.0.0.rvb")
+def verify(image: _ImagePath, as_json: _Json = False) -> None:
+    """Check every digest of an image, and of the cold pack beside it; name what is damaged."""
+    from rvbundle import inspection
+
+    _emit(inspection.verify(image), inspection.print_verified, as_json)
+
+
+@app.command(epilog="Example: rvbundle lock recipes/cartpole-policy-gradient/recipe.toml")
+def lock(recipe: _RecipePath) -> None:
+    """Write recipe.lock: name, version and SHA-256 of every wheel; builds use it from then on."""
+    from rvbundle import environment
+    from rvbundle import lock as locks
+    from rvbundle import recipe as recipes
+    from rvbundle.environment import find_interpreter
+
+    progress = Progress()
+    loaded = recipes.load(recipe)
+    with progress.phase("lock") as phase:
+        found = environment.resolve(loaded, find_interpreter(loaded.python, os.environ))
+        locks.write_beside(loaded, found)
+        phase.result = f"{len(found.packages)} packages"
+    print(loaded.lock_path)
+
+
+@app.command(epilog="Example: cd my-agent && rvbundle init && rvbundle build recipe.toml")
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The agent's folder.")] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Replace a recipe that is there.")] = False,
+) -> None:
+    """Write a commented recipe.toml for the agent in this folder."""
+    from rvbundle.init import write_recipe
+
+    print(write_recipe(folder, force))
+
+
+@app.command(epilog="Example: rvbundle extract dist/cartpole-policy-gradient-1.0.0.rvb tree")
+def extract(
+    image: _ImagePath,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+) -> None:
+    """Write the plain tree of an image to DIR, whole if its cold pack lies beside it."""
+    from rvbundle import inspection
+
+    result = inspection.extract(image, folder)
+    print(f"{folder}: {result.files} files, {_mib(result.size)}, {result.note}")
+
+
+@app.command(epilog="Example: rvbundle shell dist/cartpole-policy-gradient-1.0.0.rvb")
+def shell(image: _ImagePath) -> int:
+    """Open a Python prompt inside an image."""
+    options = make_options(str(image), [], {}, {})
+    return launch.run(read_host(), options, _place(), entry=("/usr/bin/python3",))
+
+
+@cache_app.command("ls")
+def cache_ls(as_json: _Json = False) -> None:
+    """List unpacked images and build stages, with their sizes."""
+    from rvbundle import caches
+
+    _emit(caches.list_cache(_place()), caches.print_cache, as_json)
+
+
+@cache_app.command("prune")
+def cache_prune(
+    images: Annotated[bool, typer.Option("--images", help="Only unpacked images.")] = False,
+    stages: Annotated[bool, typer.Option("--stages", help="Only build stages.")] = False,
+) -> None:
+    """Remove unpacked images (those in use stay) and build stages; both are made again when needed."""
+    from rvbundle import caches
+
+    both = images == stages
+    for line in caches.prune_cache(_place(), images or both, stages or both):
+        print(line)
+
+
+def _emit(value: Any, printer: Any, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(value, indent=2))
+    else:
+        printer(value)
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"
+
+
+__all__ = ["Host", "invoke"]

@@ -1,0 +1,127 @@
+"""`rvbundle explain`: the plan of a run, and why each file is where it is."""
+
+import fnmatch
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from rvbundle_runtime import format as fmt
+from rvbundle_runtime import plan as planning
+from rvbundle_runtime import store
+from rvbundle_runtime.errors import RvbundleError
+from rvbundle_runtime.host import CachePlace, Host
+from rvbundle_runtime.image import Reader
+from rvbundle_runtime.launch import cold_beside, find_cold
+from rvbundle_runtime.options import RunOptions
+
+
+def explain(path: Path, host: Host, place: CachePlace) -> dict[str, Any]:
+    """Return what `run` would do with the image on this host; raises ImageError, HostError."""
+    with Reader(path) as reader:
+        index = reader.index()
+        arch = planning.choose_arch(host, tuple(p.arch for p in index.payloads), str(path))
+        payload = next(p for p in index.payloads if p.arch == arch)
+        info = store.describe(index, payload, reader.identity)
+        unpacked = store.find(place.base, reader.identity, arch)
+        cold, pack = find_cold(path, None, reader.identity)
+        if cold:
+            cold.close()
+        root = store.root_path(place.base, reader.identity, arch)
+        options = RunOptions(image=str(path))
+        try:
+            plan = planning.make_plan(host, str(root), info, options, pack)
+            choices = [vars(choice) for choice in plan.choices]
+            argv, refused = list(plan.argv), None
+        except RvbundleError as error:
+            choices, argv = [], list(info.argv)
+            refused = {"message": error.message, "hint": error.hint}
+        where = "unpacked there already" if unpacked else "will be unpacked there at the first run"
+        choices.append({"what": "store", "value": str(place.base), "reason": f"{place.reason}; {where}"})
+        hot, cold_files = _counts(path)
+        return {
+            "image": str(path),
+            "name": index.name,
+            "version": index.version,
+            "choices": choices,
+            "argv": argv,
+            "refused": refused,
+            "trim": index.details.get("trim"),
+            "traces": index.details.get("traces"),
+            "hot": hot,
+            "cold": cold_files,
+        }
+
+
+def _counts(path: Path) -> tuple[dict[str, int], dict[str, int] | None]:
+    """Return {reason: files} of the image, and of its cold pack if it lies beside it."""
+    beside = cold_beside(path)
+    return _reasons(path), _reasons(beside) if beside.exists() else None
+
+
+def _reasons(path: Path) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    with Reader(path) as reader:
+        for payload in reader.index().payloads:
+            for entry in payload.entries:
+                reason = payload.reasons[entry.reason].partition(":")[0]
+                counts[reason] = counts.get(reason, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def explain_files(path: Path, pattern: str) -> list[dict[str, Any]]:
+    """Return, for each file of image and cold pack that matches, its side and the reason.
+
+    `pattern` is a glob for the path, with or without what comes before the package's own name.
+    """
+    rows = []
+    for side, file in (("hot", path), ("cold", cold_beside(path))):
+        if not file.exists():
+            continue
+        with Reader(file) as reader:
+            for payload in reader.index().payloads:
+                rows += [
+                    {"path": e.path, "kind": e.kind, "side": side, "reason": payload.reasons[e.reason]}
+                    for e in payload.entries
+                    if _matches(e, pattern)
+                ]
+    return sorted(rows, key=lambda row: (row["path"], row["kind"]))
+
+
+def _matches(entry: fmt.Entry, pattern: str) -> bool:
+    return fnmatch.fnmatch(entry.path, pattern) or fnmatch.fnmatch(entry.path, f"*/{pattern}")
+
+
+def print_plan(report: dict[str, Any]) -> None:
+    """Print what `explain` returned."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"[bold]{report['name']} {report['version']}[/bold] on this machine:")
+    for choice in report["choices"]:
+        text = f"{escape(choice['value'])}  [dim]{escape(choice['reason'])}[/dim]"
+        console.print(f"  {choice['what']:<15} {text}")
+    console.print(f"  {'starts':<15} {escape(' '.join(report['argv']))}")
+    if report["refused"]:
+        console.print(f"\n[red]run would refuse:[/red] {escape(report['refused']['message'])}")
+        console.print(f"hint: {escape(report['refused']['hint'])}")
+    traces = [" ".join(args) or "(no arguments)" for args in report["traces"] or []]
+    console.print(f'\nBuilt with \\[trim] level = "{report["trim"]}" from these traces:')
+    for number, text in enumerate(traces, 1):
+        console.print(f"  {number}. {escape(text)}")
+    for side in ("hot", "cold"):
+        console.print(f"\n{side} files, by reason:")
+        if report[side] is None:
+            console.print("  (the cold pack is not beside the image)")
+            continue
+        for reason, count in report[side].items():
+            console.print(f"  {count:>6}  {escape(reason)}")
+    console.print("\nOne file's reason: rvbundle explain IMAGE --files 'torch/nn/*'", style="dim")
+
+
+def print_files(rows: list[dict[str, Any]]) -> None:
+    """Print what `explain_files` returned."""
+    for row in rows:
+        what = " (symbol tables)" if row["kind"] == fmt.TAIL else ""
+        print(f"{row['side']:<4}  {row['path']}{what}\n      {row['reason']}")
+    if not rows:
+        print("no such file in the image or beside it in a cold pack")

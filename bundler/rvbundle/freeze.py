@@ -1,0 +1,399 @@
+"""The freeze stage: the inventory of an environment as a plain, relocatable tree.
+
+    TREE/usr/bin/python3.11 (python3, python, sh)      TREE/usr/lib/python3.11/...  (with site-packages)
+    TREE/usr/lib/<libdir>/*.so                         TREE/bin, lib, lib64 -> usr/...
+
+What the agent could ever use is in it. What of it is hot is decided later (`split.py`).
+"""
+
+import configparser
+import hashlib
+import json
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import rvbundle_runtime
+from rvbundle import elf, process
+from rvbundle.compiler import compile_sources
+from rvbundle.environment import Environment, Interpreter
+from rvbundle.libraries import SystemLibraries, close_over_libraries
+from rvbundle_runtime.errors import FreezeError
+
+BOOT_MODULE = "_rvbundle_boot"
+_INSIDE = Path(__file__).parent / "inside"
+_STDLIB_SKIPPED = {"site-packages", "dist-packages", "__pycache__"}
+# Imported before the boot module can prefer bytecode: a source in the tree would be compiled each time.
+_BEFORE_BOOT = ("encodings",)
+# Folders of a payload that the sandbox mounts things on.
+MOUNT_POINTS = ("app", "usr/share/zoneinfo")
+
+SOURCE, BYTECODE, EXTENSION, LIBRARY = "source", "bytecode", "extension", "library"
+PROGRAM, METADATA, DATA, TAIL, LINK, DIRECTORY = "program", "metadata", "data", "tail", "link", "directory"
+
+
+@dataclass(frozen=True)
+class FrozenFile:
+    """One path of the tree, relative to its root.
+
+    `role` is one of the constants above; `place` is where its bytes lie, relative to the stage's folder;
+    `target` is a link's text; `package` the distribution that it belongs to ("" for none).
+    """
+
+    path: str
+    role: str
+    place: str
+    executable: bool
+    size: int
+    sha256: str
+    package: str
+    target: str = ""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The inventory. `needed` maps a library or extension to the paths of the libraries that it needs."""
+
+    folder: Path
+    python: str
+    python_version: str
+    arch: str
+    libdir: str
+    packages: tuple[tuple[str, str], ...]
+    files: tuple[FrozenFile, ...]
+    needed: dict[str, tuple[str, ...]]
+    notes: tuple[str, ...]
+
+    @property
+    def tree(self) -> Path:
+        """The tree itself."""
+        return self.folder / "tree"
+
+    @property
+    def stdlib(self) -> str:
+        """The standard library's path in the tree."""
+        return f"usr/lib/python{self.python}"
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A file that will be in the tree: where it comes from and what it is."""
+
+    path: str
+    source: Path
+    role: str
+    package: str = ""
+    executable: bool = False
+
+
+def load(folder: Path) -> Frozen:
+    """Read what `freeze` wrote."""
+    value: dict[str, Any] = json.loads((folder / "frozen.json").read_text())
+    return Frozen(
+        folder=folder,
+        python=value["python"],
+        python_version=value["python_version"],
+        arch=value["arch"],
+        libdir=value["libdir"],
+        packages=tuple((n, v) for n, v in value["packages"]),
+        files=tuple(FrozenFile(*row) for row in value["files"]),
+        needed={path: tuple(paths) for path, paths in value["needed"].items()},
+        notes=tuple(value["notes"]),
+    )
+
+
+def freeze(environment: Environment, folder: Path) -> None:
+    """Fill `folder` with the tree of `environment` and its inventory; raises FreezeError."""
+    interpreter = environment.interpreter
+    inventory = json.loads(process.run([environment.python, "-I", _INSIDE / "inventory.py"]).stdout)
+    distributions = inventory["distributions"]
+    planned, notes = _distribution_files(environment, distributions)
+    planned += _stdlib_files(interpreter)
+    planned += _boot_files(interpreter, folder)
+    planned = list({p.path: p for p in reversed(planned)}.values())
+    system = SystemLibraries.of_this_machine()
+    programs = _programs(environment, system)
+    closure = close_over_libraries(
+        [(p.path, p.source) for p in planned + programs if p.role in (EXTENSION, LIBRARY, PROGRAM)], system
+    )
+    libraries = [  # the kernel executes the dynamic loader, so it needs the permission
+        _Planned(path, source, LIBRARY, "", executable=os.path.basename(path).startswith("ld"))
+        for path, source in closure.added
+    ]
+    notes += closure.notes
+    planned = sorted([*planned, *programs, *libraries], key=lambda p: p.path)
+    tails = _build_tree(planned, folder)
+    compiled, failures = _compile(environment, planned, folder)
+    links = _links(interpreter, closure.interpreter_path)
+    files = _hash_all([*planned, *compiled], tails, folder)
+    files += [FrozenFile(path, LINK, "", False, 0, "", "", target) for path, target in links]
+    folders = (*MOUNT_POINTS, f"usr/lib/python{interpreter.short}/lib-dynload")
+    files += [FrozenFile(path, DIRECTORY, "", False, 0, "", "") for path in folders]
+    notes += _content_notes(files, distributions)
+    if failures:
+        notes.append(f"{failures} Python files are for another Python version and can't be compiled")
+    _finish_tree(folder / "tree", links)
+    frozen = Frozen(
+        folder=folder,
+        python=interpreter.short,
+        python_version=interpreter.version,
+        arch=system.arch,
+        libdir=system.libdir,
+        packages=tuple((d["name"], d["version"]) for d in distributions),
+        files=tuple(sorted(files, key=lambda f: (f.path, f.role))),
+        needed=closure.needed,
+        notes=tuple(notes),
+    )
+    value = asdict(replace(frozen, files=()))
+    value["files"] = [list(asdict(f).values()) for f in frozen.files]
+    del value["folder"]
+    (folder / "frozen.json").write_text(json.dumps(value))
+
+
+def role_of(path: str, source: Path) -> str:
+    """Return what a file of an environment is, by its name (and its first bytes)."""
+    name = os.path.basename(path)
+    if ".dist-info/" in path or ".egg-info/" in path or path.endswith(".egg-info"):
+        return METADATA
+    if name.endswith(".py"):
+        return SOURCE
+    if name.endswith(".so") or ".so." in name:
+        return (EXTENSION if name.endswith(".so") else LIBRARY) if elf.is_elf(source) else DATA
+    runnable = source.is_file() and source.stat().st_mode & 0o100
+    return PROGRAM if runnable and elf.is_elf(source) else DATA
+
+
+def _distribution_files(
+    environment: Environment, distributions: list[dict[str, Any]]
+) -> tuple[list[_Planned], list[str]]:
+    """Plan what the distributions' RECORDs list."""
+    site, venv = environment.site_packages, environment.folder / "venv"
+    lib = f"usr/lib/python{environment.interpreter.short}/site-packages"
+    planned, missing = [], []
+    for distribution in distributions:
+        name = distribution["name"]
+        if distribution["editable"]:
+            raise FreezeError(
+                f"{name} is installed in editable mode: its files are not the environment's",
+                "require a wheel of it, or make it part of the agent",
+            )
+        for text in distribution["files"]:
+            source = Path(text)
+            if not source.is_file():
+                missing.append(text)
+            elif source.is_relative_to(venv):
+                inside = source.is_relative_to(site)
+                path = f"{lib}/{source.relative_to(site)}" if inside else f"usr/{source.relative_to(venv)}"
+                role = role_of(path, source)
+                runnable = role in (DATA, PROGRAM) and bool(source.stat().st_mode & 0o100)
+                planned.append(_Planned(path, source, role, name, runnable))
+    notes = [f"{len(missing)} recorded files are missing, such as {missing[0]}"] if missing else []
+    return planned, notes
+
+
+def _stdlib_files(interpreter: Interpreter) -> list[_Planned]:
+    planned = []
+    root = interpreter.stdlib
+    for place, folders, files in os.walk(root):
+        folders[:] = sorted(f for f in folders if f not in _STDLIB_SKIPPED)
+        for file in sorted(files):
+            source = Path(place, file)
+            if source.is_file() and not file.endswith(".pyc"):
+                path = f"usr/lib/python{interpreter.short}/{source.relative_to(root)}"
+                planned.append(_Planned(path, source, role_of(path, source)))
+    return planned
+
+
+def _boot_files(interpreter: Interpreter, folder: Path) -> list[_Planned]:
+    """Plan the import finder and the .pth file that starts it."""
+    site = f"usr/lib/python{interpreter.short}/site-packages"
+    pth = folder / f"{BOOT_MODULE}.pth"
+    pth.write_text(f"import {BOOT_MODULE}\n")
+    boot = Path(rvbundle_runtime.__file__).parent / "guest" / f"{BOOT_MODULE}.py"
+    return [
+        # "00": .pth files are taken in order of their names, and others may import what is cold.
+        _Planned(f"{site}/00{BOOT_MODULE}.pth", pth, METADATA, "rvbundle"),
+        _Planned(f"{site}/{BOOT_MODULE}.py", boot, SOURCE, "rvbundle"),
+    ]
+
+
+def _programs(environment: Environment, system: SystemLibraries) -> list[_Planned]:
+    """Plan the interpreter itself and a shell, for `subprocess` with shell=True."""
+    python = Path(os.path.realpath(environment.interpreter.executable))
+    planned = [
+        _Planned(f"usr/bin/python{environment.interpreter.short}", python, PROGRAM, "", executable=True)
+    ]
+    shell = Path(os.path.realpath("/bin/sh"))
+    if shell.is_file() and elf.is_elf(shell):
+        planned.append(_Planned("usr/bin/sh", shell, PROGRAM, "", executable=True))
+    if elf.read_facts(python).machine != system.arch:
+        raise FreezeError(f"{python} is not a program for this machine ({system.arch})")
+    return planned
+
+
+def _links(interpreter: Interpreter, loader: str) -> list[tuple[str, str]]:
+    """Return the links of the tree: the merged-usr layout and the interpreter's usual names."""
+    links = [(name, f"usr/{name}") for name in ("bin", "sbin", "lib")]
+    links += [("usr/sbin", "bin"), ("usr/bin/python3", f"python{interpreter.short}")]
+    links.append(("usr/bin/python", f"python{interpreter.short}"))
+    top = loader.split("/")[1]  # "/lib64/ld-linux-x86-64.so.2" -> "lib64"
+    if top not in ("lib", "usr"):
+        links.append((top, f"usr/{top}"))
+    return links
+
+
+def _build_tree(planned: Iterable[_Planned], folder: Path) -> dict[str, str]:
+    """Put the files into the tree (hard links where possible); return {path: place of its tail}.
+
+    Unstripped libraries are written anew without their symbol tables, which go to `tails/`.
+    """
+    tails: dict[str, str] = {}
+    for item in planned:
+        target = _place(folder, item)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if item.role in (EXTENSION, LIBRARY) and elf.read_facts(item.source).has_symbols:
+            parts = elf.split_tail(item.source)
+            if parts and elf.load_segments_aligned(parts[0]):
+                target.write_bytes(parts[0])
+                target.chmod(0o755 if item.executable else 0o644)
+                place = f"tails/{len(tails)}"
+                (folder / "tails").mkdir(exist_ok=True)
+                (folder / place).write_bytes(parts[1])
+                tails[item.path] = place
+                continue
+        if item.executable and item.role == DATA and _fix_script(item.source, target):
+            continue
+        if item.executable:
+            shutil.copyfile(item.source, target)
+            target.chmod(0o755)
+        else:
+            _link_or_copy(item.source, target)
+    return tails
+
+
+def _place(folder: Path, item: _Planned) -> Path:
+    parts = item.path.split("/")
+    aside = item.role == SOURCE and len(parts) > 3 and parts[3] in _BEFORE_BOOT
+    return folder / ("aside" if aside else "tree") / item.path
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or a file that may not be linked
+        shutil.copyfile(source, target)
+
+
+def _fix_script(source: Path, target: Path) -> bool:
+    """Write a console script with the payload's interpreter in its first line; False if it is none."""
+    data = source.read_bytes()
+    first, newline, rest = data.partition(b"\n")
+    if not first.startswith(b"#!") or b"python" not in first:
+        return False
+    target.write_bytes(b"#!/usr/bin/python3" + newline + rest)
+    target.chmod(0o755)
+    return True
+
+
+def _compile(environment: Environment, planned: list[_Planned], folder: Path) -> tuple[list[_Planned], int]:
+    """Compile every source; return the bytecode files (at `foo.pyc` beside `foo.py`) and the failures."""
+    jobs, made = [], []
+    for item in planned:
+        if item.role == SOURCE:
+            target = folder / "tree" / f"{item.path}c"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            jobs.append((item.source, target, f"/{item.path}"))
+            made.append(replace(item, path=f"{item.path}c", source=target, role=BYTECODE))
+    failed = compile_sources(environment.interpreter, jobs)
+    kept = [m for job, m in zip(jobs, made, strict=True) if job[0] not in failed]
+    return kept, len(failed)
+
+
+def _finish_tree(tree: Path, links: list[tuple[str, str]]) -> None:
+    for path, target in links:
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).symlink_to(target)
+    for path in MOUNT_POINTS:
+        (tree / path).mkdir(parents=True, exist_ok=True)
+
+
+def _hash_all(planned: list[_Planned], tails: dict[str, str], folder: Path) -> list[FrozenFile]:
+    def describe(item: _Planned) -> FrozenFile:
+        place = _place(folder, item)
+        size, digest = _size_and_digest(place)
+        return FrozenFile(
+            item.path, item.role, str(place.relative_to(folder)), item.executable, size, digest, item.package
+        )
+
+    def describe_tail(item: _Planned) -> FrozenFile:
+        size, digest = _size_and_digest(folder / tails[item.path])
+        return FrozenFile(item.path, TAIL, tails[item.path], False, size, digest, item.package)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        files = list(pool.map(describe, planned))
+        return files + list(pool.map(describe_tail, [i for i in planned if i.path in tails]))
+
+
+def _size_and_digest(path: Path) -> tuple[int, str]:
+    with path.open("rb") as file:
+        return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _content_notes(files: list[FrozenFile], distributions: list[dict[str, Any]]) -> list[str]:
+    """Return what a user should know of the contents: duplicates, two OpenMPs, CUDA."""
+    notes: list[str] = []
+    same: dict[str, list[str]] = defaultdict(list)
+    openmp: dict[str, list[str]] = defaultdict(list)
+    for file in files:
+        if file.role not in (LIBRARY, EXTENSION):
+            continue
+        same[file.sha256].append(file.path)
+        if os.path.basename(file.path).startswith(("libgomp", "libomp", "libiomp5")):
+            openmp[file.sha256].append(file.path)
+    notes += [
+        f"the same library lies in {' and '.join(sorted(paths))} (stored once)"
+        for paths in same.values()
+        if len(paths) > 1
+    ]
+    if len(openmp) > 1:
+        places = sorted(path for paths in openmp.values() for path in paths)
+        notes.append(
+            f"two different OpenMP runtimes: {' and '.join(places)} (a process that loads both may use "
+            "too many threads, or crash)"
+        )
+    cuda = [d["name"] for d in distributions if d["name"].lower().startswith("nvidia-")]
+    cuda += [f.path for f in files if os.path.basename(f.path) == "libtorch_cuda.so"]
+    if cuda:
+        notes.append(
+            f"this is a CUDA build of torch ({cuda[0]} …): gigabytes that an image for CPUs never uses; "
+            "require torch from the CPU index (download.pytorch.org/whl/cpu)"
+        )
+    return notes
+
+
+def code_digest() -> str:
+    """Return a digest of our own files that end in the tree or decide how it is made."""
+    boot = Path(rvbundle_runtime.__file__).parent / "guest" / f"{BOOT_MODULE}.py"
+    digest = hashlib.sha256()
+    for path in (boot, *sorted(_INSIDE.glob("*.py")), Path(__file__), Path(elf.__file__)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def plugins(frozen: Frozen) -> list[str]:
+    """Return the modules that distributions offer as entry points (not those of console scripts)."""
+    found = set()
+    for file in frozen.files:
+        if file.role == METADATA and file.path.endswith("/entry_points.txt"):
+            parser = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=False)
+            parser.optionxform = str  # type: ignore[assignment,method-assign]
+            parser.read_string((frozen.folder / file.place).read_text())
+            for group in parser.sections():
+                if group not in ("console_scripts", "gui_scripts"):
+                    found |= {v.partition(":")[0].strip() for v in parser[group].values()}
+    return sorted(found)

@@ -1,0 +1,258 @@
+"""Looking into images: inspect, verify, extract."""
+
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rvbundle.elf import join_tail
+from rvbundle_runtime import format as fmt
+from rvbundle_runtime import store
+from rvbundle_runtime.errors import ImageError, StoreError
+from rvbundle_runtime.image import Reader
+from rvbundle_runtime.launch import cold_beside
+from rvbundle_runtime.zstd import decoder
+
+_NO_PACKAGE = "(Python and system)"
+
+
+def compressed_sizes(index: fmt.Index) -> list[float]:
+    """Return, per blob, its share of the compressed bytes of the frames that it lies in."""
+    shares = []
+    for blob in index.blobs:
+        frame, start, left, share = blob.frame, blob.offset, blob.size, 0.0
+        while left:
+            there = index.frames[frame]
+            part = min(left, there.raw_size - start)
+            share += there.size * part / there.raw_size if there.raw_size else 0.0
+            left, frame, start = left - part, frame + 1, 0
+        shares.append(share)
+    return shares
+
+
+def inspect(path: Path, files: bool) -> dict[str, Any]:
+    """Return what an image or cold pack holds; sizes in bytes. Raises ImageError."""
+    with Reader(path) as reader:
+        index = reader.index()
+        shares = compressed_sizes(index)
+        return {
+            "file": str(path),
+            "kind": "cold pack" if reader.bound_to else "image",
+            "name": index.name,
+            "version": index.version,
+            "identity": reader.identity,
+            "bound_to": reader.bound_to or None,
+            "created_by": index.created_by,
+            "size": reader.footer.image_size,
+            "network": index.network,
+            "env": index.env,
+            "details": index.details,
+            "payloads": [_payload(index, payload, shares, files) for payload in index.payloads],
+        }
+
+
+def _payload(index: fmt.Index, payload: fmt.Payload, shares: list[float], files: bool) -> dict[str, Any]:
+    by_package: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0])
+    libraries = []
+    listing = []
+    seen: set[int] = set()
+    for entry in payload.entries:
+        size = index.blobs[entry.blob].size if entry.blob >= 0 else 0
+        share = shares[entry.blob] if entry.blob >= 0 and entry.blob not in seen else 0.0
+        seen.add(entry.blob)
+        name = payload.packages[entry.package].name if entry.package >= 0 else _NO_PACKAGE
+        if entry.path.startswith("app/"):
+            name = "(the agent)"
+        row = by_package[name]
+        row[0], row[1], row[2] = row[0] + size, row[1] + share, row[2] + 1
+        base = os.path.basename(entry.path)
+        if base.endswith(".so") or ".so." in base:
+            libraries.append(
+                {"path": entry.path, "kind": entry.kind, "size": size, "compressed": round(share)}
+            )
+        if files:
+            listing.append(
+                {
+                    "path": entry.path,
+                    "kind": entry.kind,
+                    "size": size,
+                    "compressed": round(share),
+                    "package": name,
+                    "reason": payload.reasons[entry.reason],
+                }
+            )
+    versions = {package.name: package.version for package in payload.packages}
+    value: dict[str, Any] = {
+        "arch": payload.arch,
+        "source": payload.source,
+        "python": payload.python,
+        "argv": list(payload.argv),
+        "files": len(payload.entries),
+        "packages": [
+            {
+                "name": name,
+                "version": versions.get(name),
+                "size": int(row[0]),
+                "compressed": round(row[1]),
+                "files": int(row[2]),
+            }
+            for name, row in sorted(by_package.items(), key=lambda item: -item[1][1])
+        ],
+        "libraries": sorted(libraries, key=lambda row: -int(row["compressed"])),
+    }
+    if files:
+        value["entries"] = listing
+    return value
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Print what `inspect` returned."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(
+        f"[bold]{report['name']} {report['version']}[/bold]  {report['kind']}, {_mib(report['size'])}, "
+        f"by {report['created_by']}\nidentity  {report['identity']}"
+    )
+    if report["bound_to"]:
+        console.print(f"belongs to image  {report['bound_to']}")
+    for payload in report["payloads"]:
+        console.print(
+            f"\npayload {payload['arch']} from {payload['source']}, Python {payload['python']}, "
+            f"{payload['files']} files, starts {' '.join(payload['argv'])}"
+        )
+        if "entries" in payload:
+            for row in payload["entries"]:
+                print(f"{row['kind']} {row['size']:>10} {row['compressed']:>10}  {row['path']}")
+            continue
+        console.print(_table("package", payload["packages"], "name"))
+        console.print(_table("shared library", payload["libraries"][:12], "path"))
+
+
+def _table(title: str, rows: list[dict[str, Any]], key: str) -> Table:
+    table = Table(title, "version", "raw MiB", "compressed MiB", box=None, pad_edge=False)
+    for column in (2, 3):
+        table.columns[column].justify = "right"
+    for row in rows:
+        table.add_row(
+            str(row[key]),
+            str(row.get("version") or ""),
+            f"{row['size'] / (1 << 20):.1f}",
+            f"{row['compressed'] / (1 << 20):.2f}",
+        )
+    return table
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """Check every digest of a file and of the cold pack beside it; raises ImageError naming the damage."""
+    checked = [_verify_one(path)]
+    beside = cold_beside(path)
+    if beside.exists() and beside != path:
+        cold = _verify_one(beside)
+        if cold["bound_to"] != checked[0]["identity"]:
+            raise ImageError(
+                f"{beside} belongs to another image than {path}", "build both again, or remove it"
+            )
+        checked.append(cold)
+    return {"verified": checked}
+
+
+def _verify_one(path: Path) -> dict[str, Any]:
+    damaged = []
+    with Reader(path) as reader:
+        index = reader.index()
+        decode = decoder()
+        for number, frame in enumerate(index.frames):
+            try:
+                decode(reader.compressed_frame(number), frame.raw_size)
+            except (ImageError, ValueError):
+                damaged.append(number)
+        bad = [
+            entry.path
+            for payload in index.payloads
+            for entry in payload.entries
+            if entry.blob >= 0 and _is_bad(reader, entry.blob, set(damaged))
+        ]
+        if damaged or bad:
+            shown = "".join(f"\n    {name}" for name in bad[:20])
+            more = f"\n    … and {len(bad) - 20} more" if len(bad) > 20 else ""
+            raise ImageError(
+                f"{path} is damaged in {len(damaged)} of {len(index.frames)} frames; files that are affected:"
+                f"{shown}{more}",
+                "copy it again from its source",
+            )
+        return {
+            "file": str(path),
+            "identity": reader.identity,
+            "bound_to": reader.bound_to,
+            "frames": len(index.frames),
+            "blobs": len(index.blobs),
+        }
+
+
+def _is_bad(reader: Reader, blob: int, damaged: set[int]) -> bool:
+    if damaged and any(frame in damaged for frame, _, _ in reader.extents(blob)):
+        return True
+    try:
+        reader.read_blob(blob)
+    except ImageError:
+        return True
+    return False
+
+
+def print_verified(report: dict[str, Any]) -> None:
+    """Print what `verify` returned."""
+    for row in report["verified"]:
+        print(f"{row['file']}: intact ({row['frames']} frames, {row['blobs']} blobs)")
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """What `extract` wrote: how many files, bytes, and whether the tree is whole."""
+
+    files: int
+    size: int
+    note: str
+
+
+def extract(path: Path, folder: Path) -> Extracted:
+    """Write the tree of the image `path` into `folder`, which must be new or empty.
+
+    With the cold pack beside the image the tree is the frozen one, libraries with their symbols included.
+    Raises ImageError, StoreError.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise StoreError(f"{folder} is not empty", "name a new folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with Reader(path) as reader:
+            if len(reader.index().payloads) != 1:
+                raise ImageError(f"{path} holds {len(reader.index().payloads)} payloads, expected one")
+            files = _extract_from(reader, folder)
+            note = f"the hot part only (no {cold_beside(path).name} beside the image)"
+            beside = cold_beside(path)
+            if not reader.bound_to and beside.exists():
+                with Reader(beside) as cold:
+                    if cold.bound_to == reader.identity:
+                        files += _extract_from(cold, folder)
+                        note = "whole"
+    except OSError as error:
+        raise StoreError(f"can't write {error.filename or folder}: {error.strerror}") from None
+    size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
+    return Extracted(files, size, note)
+
+
+def _extract_from(reader: Reader, folder: Path) -> int:
+    entries = reader.index().payloads[0].entries
+    store.write_tree(reader, tuple(e for e in entries if e.kind != fmt.TAIL), folder)
+    for entry in entries:
+        target = folder / entry.path
+        if entry.kind == fmt.TAIL and target.exists():
+            target.write_bytes(join_tail(target.read_bytes(), reader.read_blob(entry.blob)))
+    return len(entries)
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"

@@ -1,0 +1,141 @@
+"""Which shared libraries an inventory needs from outside itself, found the way ld.so finds them."""
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rvbundle import elf, process
+from rvbundle_runtime.errors import FreezeError
+
+# glibc loads these by name when threads are cancelled or names are looked up: nothing links them.
+_LOADED_BY_LIBC = ("libgcc_s.so.1", "libnss_dns.so.2", "libnss_files.so.2")
+_CACHE_LINE = re.compile(r"\s+(\S+) \(([^)]*)\) => (\S+)")
+_CACHE_ABI = {"x86_64": "x86-64", "aarch64": "AArch64", "riscv64": "double-float"}
+
+
+@dataclass(frozen=True)
+class SystemLibraries:
+    """This machine's libraries: {soname: path}, and where ld.so looks by default (`libdir`, no slash)."""
+
+    arch: str
+    libdir: str
+    paths: dict[str, Path]
+
+    @staticmethod
+    def of_this_machine() -> "SystemLibraries":
+        """Ask ldconfig for what ld.so knows; raises FreezeError if there is no glibc."""
+        arch = os.uname().machine
+        ldconfig = next(
+            (p for p in ("/sbin/ldconfig", "/usr/sbin/ldconfig") if os.path.exists(p)), "ldconfig"
+        )
+        listing = process.run([ldconfig, "-p"]).stdout.decode()
+        paths: dict[str, Path] = {}
+        for name, facts, path in _CACHE_LINE.findall(listing):
+            if "libc6" in facts and _CACHE_ABI.get(arch, "") in facts:
+                paths.setdefault(name, Path(path))
+        libc = paths.get("libc.so.6")
+        if libc is None:
+            raise FreezeError("this machine has no glibc that ldconfig knows of")
+        libdir = str(libc.parent).lstrip("/")
+        return SystemLibraries(arch, libdir if libdir.startswith("usr/") else f"usr/{libdir}", paths)
+
+
+@dataclass(frozen=True)
+class Closure:
+    """Libraries to add as (tree path, source); who needs whom; what could not be found."""
+
+    added: tuple[tuple[str, Path], ...]
+    needed: dict[str, tuple[str, ...]]
+    interpreter_path: str
+    notes: list[str]
+
+
+def close_over_libraries(files: Iterable[tuple[str, Path]], system: SystemLibraries) -> Closure:
+    """Follow DT_NEEDED from `files`, given as (tree path, source), until nothing is missing."""
+    known = dict(files)
+    by_source = {os.path.realpath(source): path for path, source in known.items()}
+    by_name: dict[str, str] = {}
+    for path in known:
+        by_name.setdefault(os.path.basename(path), path)
+    added: dict[str, Path] = {}
+    needed: dict[str, tuple[str, ...]] = {}
+    unresolved: dict[str, str] = {}
+    foreign = []
+    loader = ""
+    queue = deque(known.items())
+    for name in _LOADED_BY_LIBC:
+        if name in system.paths:
+            _add(name, system.paths[name], system, added, queue, by_source)
+    while queue:
+        path, source = queue.popleft()
+        if not elf.is_elf(source):
+            continue
+        facts = elf.read_facts(source)
+        if facts.machine != system.arch:
+            foreign.append(f"{path} ({facts.machine})")
+            continue
+        if facts.interpreter and not loader:
+            loader = facts.interpreter
+        found = []
+        for name in facts.needed:
+            place = _find(name, source, facts, by_source, by_name, system)
+            if place is None:
+                unresolved.setdefault(name, path)
+            elif isinstance(place, str):
+                found.append(place)
+            else:
+                found.append(_add(name, place, system, added, queue, by_source))
+        needed[path] = tuple(found)
+    if loader:
+        added[_merged(loader)] = Path(os.path.realpath(loader))
+        added.pop(f"{system.libdir}/{os.path.basename(loader)}", None)
+    notes = [f"{name} is nowhere on this machine ({path} names it)" for name, path in unresolved.items()]
+    notes += [f"not for this machine: {text}" for text in foreign]
+    return Closure(tuple(sorted(added.items())), needed, loader, notes)
+
+
+def _merged(path: str) -> str:
+    """Return an absolute library path as it is in a tree with merged /usr."""
+    text = path.lstrip("/")
+    return text if text.startswith("usr/") else f"usr/{text}"
+
+
+def _add(
+    name: str,
+    source: Path,
+    system: SystemLibraries,
+    added: dict[str, Path],
+    queue: deque[tuple[str, Path]],
+    by_source: dict[str, str],
+) -> str:
+    path = f"{system.libdir}/{name}"
+    real = Path(os.path.realpath(source))
+    if path not in added:
+        added[path] = real
+        by_source.setdefault(str(real), path)
+        queue.append((path, real))
+    return path
+
+
+def _find(
+    name: str,
+    source: Path,
+    facts: elf.ElfFacts,
+    by_source: dict[str, str],
+    by_name: dict[str, str],
+    system: SystemLibraries,
+) -> str | Path | None:
+    """Return the tree path of a library that is there, the source of one to add, or None."""
+    for folder in facts.search:
+        origin = str(source.parent)
+        place = folder.replace("$ORIGIN", origin).replace("${ORIGIN}", origin)
+        candidate = os.path.realpath(os.path.join(place, name))
+        if os.path.isfile(candidate):
+            return by_source.get(candidate) or Path(candidate)
+    # Packages load their own libraries before the extensions that need them (torch does).
+    if name in by_name:
+        return by_name[name]
+    return system.paths.get(name)

@@ -1,0 +1,239 @@
+"""The pack stage: write an image or a cold pack. The same content always gives the same bytes."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from rvbundle.stages import write_atomically
+from rvbundle_runtime import format as fmt
+
+HOT_LEVEL = 12  # measured: 19 takes eight times as long for 7 % less
+COLD_LEVEL = 6  # read rarely, so build time counts for more
+_READ_AHEAD = 8  # raw frames in memory at once: 8 × 4 MiB
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something to pack. `group` keeps kinds apart: frames never hold two groups.
+
+    `content` is a file, bytes, or None for links and folders; `sha256` (hex) is given where known.
+    """
+
+    path: str
+    kind: str
+    group: str
+    content: Path | bytes | None
+    size: int
+    sha256: str
+    target: str
+    package: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PayloadMeta:
+    """What a payload's index says beside its entries."""
+
+    arch: str
+    source: str
+    python: str
+    argv: tuple[str, ...]
+    libdir: str
+    packages: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class ImageMeta:
+    """What an index says beside its payloads; `bound_to` (hex) is the image that a cold pack belongs to."""
+
+    name: str
+    version: str
+    created_by: str
+    network: bool
+    env: dict[str, str]
+    details: dict[str, Any]
+    bound_to: str = ""
+
+
+def pack(
+    path: Path,
+    meta: ImageMeta,
+    payload: PayloadMeta,
+    items: Iterable[Item],
+    level: int,
+    cache: Path,
+) -> str:
+    """Write `items` as an image to `path`; return its identity (hex).
+
+    Compressed frames are kept in the folder `cache` by the digest of their raw bytes, so that what did not
+    change is not compressed again. Raises OSError (disk full); `path` is then as it was.
+    """
+    ordered = sorted(items, key=lambda i: (i.path, i.kind))
+    blobs, frames_of_blobs, raw_sizes = _lay_out(ordered)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    cache.mkdir(parents=True, exist_ok=True)
+    try:
+        with temporary.open("wb") as file:
+            file.write(fmt.pack_header())
+            frames = []
+            for raw_size, data in _compressed(frames_of_blobs, raw_sizes, level, cache):
+                digest = hashlib.sha256(data).digest()
+                frames.append(fmt.Frame(file.tell(), len(data), raw_size, digest))
+                file.write(data)
+            index = _index(meta, payload, ordered, blobs, tuple(frames))
+            identity = _finish(file, index, meta.bound_to)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return identity
+
+
+def _finish(file: Any, index: fmt.Index, bound_to: str) -> str:
+    raw = fmt.dump_index(index)
+    data = zstandard.ZstdCompressor(level=19).compress(raw)
+    identity = hashlib.sha256(data).digest()
+    offset = file.tell()
+    size = offset + len(data) + fmt.FOOTER_SIZE
+    bound = bytes.fromhex(bound_to) if bound_to else fmt.UNBOUND
+    file.write(data)
+    file.write(fmt.pack_footer(fmt.Footer(size, offset, len(data), len(raw), identity, bound)))
+    return identity.hex()
+
+
+@dataclass(frozen=True)
+class _Source:
+    content: Path | bytes
+    size: int
+
+
+def _lay_out(
+    items: list[Item],
+) -> tuple[dict[str, tuple[int, fmt.Blob]], list[list[tuple[_Source, int, int]]], list[int]]:
+    """Give every distinct content its place.
+
+    Returns {sha256: (number, blob)}, the pieces (source, start, stop) of every frame, frames' raw sizes.
+    """
+    by_group: dict[str, dict[str, _Source]] = {}
+    seen: set[str] = set()
+    for item in items:
+        if item.content is not None and item.sha256 not in seen:
+            seen.add(item.sha256)
+            by_group.setdefault(item.group, {})[item.sha256] = _Source(item.content, item.size)
+    blobs: dict[str, tuple[int, fmt.Blob]] = {}
+    frames: list[list[tuple[_Source, int, int]]] = []
+    sizes: list[int] = []
+    for group in sorted(by_group):
+        room = 0
+        for digest, source in by_group[group].items():
+            if room == 0 and source.size:
+                frames.append([])
+                sizes.append(0)
+                room = fmt.FRAME_RAW_MAX
+            place = (len(frames) - 1, sizes[-1]) if source.size else (0, 0)
+            blobs[digest] = (len(blobs), fmt.Blob(bytes.fromhex(digest), *place, source.size))
+            start = 0
+            while start < source.size:
+                if room == 0:
+                    frames.append([])
+                    sizes.append(0)
+                    room = fmt.FRAME_RAW_MAX
+                stop = min(source.size, start + room)
+                frames[-1].append((source, start, stop))
+                sizes[-1] += stop - start
+                room -= stop - start
+                start = stop
+    return blobs, frames, sizes
+
+
+def _compressed(
+    frames: list[list[tuple[_Source, int, int]]], sizes: list[int], level: int, cache: Path
+) -> Iterator[tuple[int, bytes]]:
+    """Yield (raw size, compressed bytes) of every frame in order, compressing on all cores."""
+
+    def work(pieces: list[tuple[_Source, int, int]]) -> bytes:
+        raw = b"".join(_read(source, start, stop) for source, start, stop in pieces)
+        digest = hashlib.sha256(raw).hexdigest()
+        kept = cache / f"{digest}-{level}-{zstandard.__version__}"
+        try:
+            return kept.read_bytes()
+        except FileNotFoundError:
+            data = zstandard.ZstdCompressor(level=level, write_content_size=True).compress(raw)
+            write_atomically(kept, data)
+            return data
+
+    workers = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(workers) as pool:
+        pending = []
+        number = 0
+        for pieces in frames:
+            pending.append(pool.submit(work, pieces))
+            if len(pending) > _READ_AHEAD:
+                yield sizes[number], pending.pop(0).result()
+                number += 1
+        for future in pending:
+            yield sizes[number], future.result()
+            number += 1
+
+
+def _read(source: _Source, start: int, stop: int) -> bytes:
+    if isinstance(source.content, bytes):
+        return source.content[start:stop]
+    with source.content.open("rb") as file:
+        file.seek(start)
+        data = file.read(stop - start)
+    if len(data) != stop - start:
+        raise OSError(f"{source.content} changed while it was packed")
+    return data
+
+
+def _index(
+    meta: ImageMeta,
+    payload: PayloadMeta,
+    items: list[Item],
+    blobs: dict[str, tuple[int, fmt.Blob]],
+    frames: tuple[fmt.Frame, ...],
+) -> fmt.Index:
+    packages = {name: number for number, (name, _) in enumerate(payload.packages)}
+    reasons = {text: n for n, text in enumerate(sorted({item.reason for item in items}))}
+    entries = tuple(
+        fmt.Entry(
+            path=item.path,
+            kind=item.kind,
+            blob=blobs[item.sha256][0] if item.content is not None else -1,
+            target=item.target,
+            package=packages.get(item.package, -1),
+            reason=reasons[item.reason],
+        )
+        for item in items
+    )
+    return fmt.Index(
+        name=meta.name,
+        version=meta.version,
+        created_by=meta.created_by,
+        network=meta.network,
+        env=meta.env,
+        frames=frames,
+        blobs=tuple(blob for _, blob in blobs.values()),
+        payloads=(
+            fmt.Payload(
+                arch=payload.arch,
+                source=payload.source,
+                python=payload.python,
+                argv=payload.argv,
+                libdir=payload.libdir,
+                packages=tuple(fmt.Package(n, v) for n, v in payload.packages),
+                reasons=tuple(reasons),
+                entries=entries,
+            ),
+        ),
+        details=meta.details,
+    )

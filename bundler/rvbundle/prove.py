@@ -1,0 +1,80 @@
+"""The prove stage: the workloads again, inside the finished image, without its cold pack."""
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from rvbundle import process
+from rvbundle.freeze import Frozen
+from rvbundle.recipe import Recipe, Workload
+from rvbundle.stage_agent import StagedAgent
+from rvbundle.trace import Trace, compare, explain_failure, run_in_tree
+from rvbundle_runtime.errors import ProveError, TraceError
+
+
+def prove(recipe: Recipe, frozen: Frozen, agent: StagedAgent, trace: Trace, image: Path) -> None:
+    """Run every workload in `image` as a user would; raises ProveError or TraceError.
+
+    The store is a fresh one, so that nothing that another run restored can help.
+    """
+    with tempfile.TemporaryDirectory(prefix="rvbundle-prove-", dir=image.parent) as scratch:
+        alone = Path(scratch) / "alone" / image.name  # no cold pack lies beside it
+        alone.parent.mkdir()
+        try:
+            os.link(image, alone)
+        except OSError:
+            shutil.copyfile(image, alone)
+        for number, workload in enumerate(recipe.workloads, 1):
+            found = _run(alone, workload, number, Path(scratch))
+            if workload.golden:
+                expected = trace.workloads[number - 1].stdout
+                difference = compare(expected, found, workload.tolerance)
+                if difference:
+                    _explain_difference(recipe, frozen, agent, workload, number, expected, difference)
+
+
+def _run(image: Path, workload: Workload, number: int, scratch: Path) -> str:
+    folder = scratch / f"run-{number}"
+    folder.mkdir()
+    done = process.run(
+        [sys.executable, "-m", "rvbundle", "run", image, "--", *workload.args],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+            "RVBUNDLE_CACHE": str(scratch / "cache"),
+        },
+        cwd=folder,
+        timeout=workload.timeout,
+        check=False,
+    )
+    try:
+        explain_failure(done, workload, number, "the finished image")
+    except TraceError as error:
+        raise ProveError(error.message, error.hint) from None
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _explain_difference(
+    recipe: Recipe,
+    frozen: Frozen,
+    agent: StagedAgent,
+    workload: Workload,
+    number: int,
+    expected: str,
+    difference: str,
+) -> None:
+    """Raise the error that fits: run the workload once more in the tree to see whether it repeats itself."""
+    name = f"trace workload {number} ({' '.join(workload.args) or 'no arguments'})"
+    again = run_in_tree(recipe, frozen, agent, workload, number)
+    if compare(expected, again, workload.tolerance):
+        raise TraceError(
+            f"{name} prints something else each time, in the same tree too:\n{difference}",
+            "seed every source of chance and print no times, paths or process ids; or set `tolerance` in "
+            "its [[trace]] for numbers that may differ a little, or golden = false",
+        )
+    raise ProveError(
+        f"{name} prints something else in the finished image than in the tree it was made of:\n{difference}",
+        'this is a fault of rvbundle: please report it, with the recipe; [trim] level = "none" avoids it',
+    )

@@ -1,0 +1,52 @@
+"""Run an agent in a frozen tree: `python -m rvbundle.run_tree < request.json`, a child of the trace stage.
+
+A process of its own, because making a sandbox changes the process that makes it.
+"""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rvbundle_runtime import plan as planning
+from rvbundle_runtime import supervisor
+from rvbundle_runtime.errors import RvbundleError
+from rvbundle_runtime.host import read_host
+from rvbundle_runtime.options import RunOptions
+from rvbundle_runtime.store import PayloadInfo
+
+
+def main() -> int:
+    """Run the request from standard input; return the agent's exit code."""
+    request: dict[str, Any] = json.load(sys.stdin)
+    # The agent's own standard input is empty, as in any unattended run.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    info = PayloadInfo(
+        "tree",
+        request["name"],
+        request["version"],
+        request["arch"],
+        "wheels",
+        request["python"],
+        tuple(request["argv"]),
+        request["libdir"],
+        request["network"],
+        request["env"],
+    )
+    options = RunOptions(image="", arguments=tuple(request["args"]))
+    plan = planning.make_plan(
+        read_host(), str(Path(request["tree"])), info, options, planning.ColdPack("", "the tree is whole")
+    )
+    app = planning.Mount(request["app"], "/app", read_only=True)
+    plan = replace(plan, mounts=(app, *plan.mounts))
+    return supervisor.die_like(supervisor.run(plan, None))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except RvbundleError as error:
+        print(f"{error.message}\n{error.hint}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,254 @@
+"""The split stage, pure: which file is hot (in the image), which is cold, and why."""
+
+import fnmatch
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rvbundle import freeze
+from rvbundle.analysis import Reach
+from rvbundle.freeze import Frozen, FrozenFile
+from rvbundle.recipe import Recipe
+from rvbundle.trace import Trace
+
+COLD_LIST = "usr/lib/rvbundle/cold.txt"
+
+# Data files that programs do not read at run time. Patterns are for paths relative to site-packages or
+# the standard library (fnmatch: * also matches /); a file that a trace opened stays hot all the same.
+COLD_DATA: tuple[tuple[str, str], ...] = (
+    ("*.h", "a header"),
+    ("*.hpp", "a header"),
+    ("*.cuh", "a header"),
+    ("*.a", "a static library"),
+    ("*.lib", "a static library"),
+    ("*.o", "an object file"),
+    ("*.pyi", "a type stub"),
+    ("*.pxd", "a Cython interface"),
+    ("*.pyx", "a Cython source"),
+    ("*.c", "a source file"),
+    ("*.cc", "a source file"),
+    ("*.cpp", "a source file"),
+    ("*.cu", "a source file"),
+    ("*.f", "a source file"),
+    ("*.f90", "a source file"),
+    ("*.cmake", "a build file"),
+    ("*.pc", "a build file"),
+    ("*.in", "a build file"),
+    ("*.md", "documentation"),
+    ("*.rst", "documentation"),
+    ("*/tests/*", "a test"),
+    ("*/test/*", "a test"),
+    ("test/*", "a test"),
+    ("*/testing/*", "a test"),
+    ("torch/bin/*", "a program for building and testing torch"),
+    ("torch/share/*", "a build file"),
+    ("torch/include/*", "a header"),
+    ("*/include/*", "a header"),
+    ("config-3.*/*", "a build file"),
+    ("ensurepip/*", "an installer"),
+    ("idlelib/*", "a program for the desktop"),
+    ("turtledemo/*", "a program for the desktop"),
+    ("lib2to3/*", "a program for developers"),
+)
+# Exceptions: files whose mere presence is checked for, which no trace can see.
+HOT_DATA = ("torch/bin/torch_shm_manager",)
+_ALWAYS_HOT_LIBRARIES = ("libgcc_s.so", "libnss_", "libc.so", "ld-linux", "ld-", "libpthread.so", "libdl.so")
+
+
+_DATA_ROLES = (freeze.DATA, freeze.PROGRAM)  # a package's own programs are data to us
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A file with its side and the reason for it."""
+
+    file: FrozenFile
+    hot: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Split:
+    """All files placed, and the text of the list of what is cold (for the import finder)."""
+
+    placed: tuple[Placed, ...]
+    cold_list: str
+
+
+def split(recipe: Recipe, frozen: Frozen, trace: Trace, reach: Reach) -> Split:
+    """Place every file of `frozen`."""
+    opened = trace.opened_by()
+    placer = _Placer(recipe, frozen, opened, reach)
+    placed = tuple(placer.place(file) for file in frozen.files)
+    return Split(placed, cold_list(frozen, placed))
+
+
+class _Placer:
+    def __init__(self, recipe: Recipe, frozen: Frozen, opened: Mapping[str, int], reach: Reach) -> None:
+        self._recipe = recipe
+        self._opened = opened
+        self._reach = reach
+        self._stdlib = frozen.stdlib + "/"
+        self._site = f"{frozen.stdlib}/site-packages/"
+        self._reached_packages = {name.partition(".")[0] for name in reach.modules}
+
+    def place(self, file: FrozenFile) -> Placed:
+        own_program = file.role == freeze.PROGRAM and not file.package
+        if own_program or file.role in (freeze.LINK, freeze.DIRECTORY):
+            return Placed(file, True, "part of every image")
+        if file.role == freeze.TAIL:
+            return Placed(file, False, "symbol tables and debug sections: only debuggers read them")
+        hot = self._kept(file)
+        if hot is None and file.path in self._opened:
+            hot = f"opened by trace {self._opened[file.path]}"
+        if hot is None:
+            hot = self._by_rule(file)
+        if hot is not None:
+            return Placed(file, True, hot)
+        return Placed(file, False, self._why_cold(file))
+
+    def _kept(self, file: FrozenFile) -> str | None:
+        if self._recipe.trim == "none":
+            return '[trim] level = "none"'
+        inner = self._inner(file.path)
+        for pattern in self._recipe.keep_files:
+            if fnmatch.fnmatch(inner, pattern) or fnmatch.fnmatch(file.path, pattern):
+                return f"[keep] files has {pattern}"
+        if file.role in (freeze.BYTECODE, freeze.EXTENSION):
+            module = module_name(inner)
+            for pattern in self._recipe.keep_modules:
+                below = module.startswith(f"{pattern}.") or f"{pattern}.".startswith(f"{module}.")
+                if below or module == pattern or fnmatch.fnmatch(module, pattern):
+                    return f"[keep] modules has {pattern}"
+        return None
+
+    def _by_rule(self, file: FrozenFile) -> str | None:
+        name = os.path.basename(file.path)
+        inner = self._inner(file.path)
+        if file.package == "rvbundle" and file.role != freeze.SOURCE:
+            return "part of every image"
+        if file.path == f"{self._stdlib}os.pyc":
+            return "the file by which Python finds its library"
+        if file.role == freeze.METADATA:
+            return "metadata of an installed distribution"
+        if file.role == freeze.LIBRARY and name.startswith(_ALWAYS_HOT_LIBRARIES):
+            return "part of the C library"
+        if inner in HOT_DATA:
+            return "its package checks that it is there"
+        if file.role in _DATA_ROLES and self._cold_data(inner) is None:
+            return "a data file, which programs may look for at run time"
+        if self._recipe.trim == "reachable":
+            return self._by_reach(file, inner)
+        return None
+
+    def _by_reach(self, file: FrozenFile, inner: str) -> str | None:
+        if file.role in (freeze.BYTECODE, freeze.EXTENSION):
+            chain = self._reach.modules.get(module_name(inner))
+            return None if chain is None else f"reachable: {chain}"
+        if file.role == freeze.LIBRARY:
+            top = inner.partition("/")[0].removesuffix(".libs").partition(".")[0]
+            if top in self._reached_packages or not file.path.startswith(self._site):
+                return "a library that a reachable package may load"
+        return None
+
+    def _why_cold(self, file: FrozenFile) -> str:
+        inner = self._inner(file.path)
+        if file.role == freeze.SOURCE:
+            return "a source: its bytecode is what runs"
+        if file.role in _DATA_ROLES:
+            return f"{self._cold_data(inner)}, and no trace opened it"
+        if file.role == freeze.LIBRARY:
+            return "no trace loaded it"
+        chain = self._reach.modules.get(module_name(inner))
+        if chain is not None:
+            return f"no trace imported it, though it is reachable: {chain}"
+        return "no trace imported it, and nothing is known to import it"
+
+    def _cold_data(self, inner: str) -> str | None:
+        for pattern, what in COLD_DATA:
+            if fnmatch.fnmatchcase(inner, pattern):
+                return what
+        return None
+
+    def _inner(self, path: str) -> str:
+        """Return a path relative to site-packages or the standard library, if it lies there."""
+        for prefix in (self._site, self._stdlib + "lib-dynload/", self._stdlib):
+            if path.startswith(prefix):
+                return path[len(prefix) :]
+        return path
+
+
+def module_name(inner: str) -> str:
+    """Return the dotted name of the module at a path relative to an entry of sys.path."""
+    folder, _, name = inner.rpartition("/")
+    stem = name.partition(".")[0]
+    parts = [*(folder.split("/") if folder else []), *([] if stem == "__init__" else [stem])]
+    return ".".join(parts)
+
+
+def cold_list(frozen: Frozen, placed: tuple[Placed, ...]) -> str:
+    """Return the text of cold.txt; its format is described in the guest's boot module.
+
+    Only a module whose winning file (package, extension, source, in Python's order) is cold is listed:
+    for the others the finder sees what Python would see.
+    """
+    folders: dict[str, dict[str, list[Placed]]] = defaultdict(lambda: defaultdict(list))
+    data: dict[str, list[str]] = defaultdict(list)
+    cold = {item.file.path for item in placed if not item.hot}
+    uncompiled = _uncompiled(frozen)
+    for item in placed:
+        folder, _, name = item.file.path.rpartition("/")
+        role = item.file.role
+        if role in (freeze.BYTECODE, freeze.EXTENSION) or item.file.path in uncompiled:
+            stem = name.partition(".")[0]
+            if stem == "__init__":
+                folder, _, stem = folder.rpartition("/")
+            folders[folder][stem].append(item)
+        elif role in _DATA_ROLES and not item.hot and "\n" not in name:
+            data[folder].append(name)
+    sections = []
+    for folder in sorted({*folders, *data}):
+        lines = []
+        for stem, items in sorted(folders[folder].items() if folder in folders else ()):
+            winner = min(items, key=_precedence)
+            if not winner.hot and stem.isidentifier():
+                lines.append(_line(stem, winner.file, cold, frozen))
+        lines += [f"d {name}" for name in sorted(data.get(folder, ()))]
+        if lines:
+            sections.append(f"D {folder}\n" + "".join(f"{line}\n" for line in lines))
+    return "".join(sections)
+
+
+def _uncompiled(frozen: Frozen) -> set[str]:
+    compiled = {f.path for f in frozen.files if f.role == freeze.BYTECODE}
+    return {f.path for f in frozen.files if f.role == freeze.SOURCE and f"{f.path}c" not in compiled}
+
+
+def _precedence(item: Placed) -> int:
+    """Order files of one module name as Python's FileFinder looks for them."""
+    if "/__init__." in item.file.path:
+        return 0
+    return 1 if item.file.role == freeze.EXTENSION else 2
+
+
+def _line(stem: str, file: FrozenFile, cold: set[str], frozen: Frozen) -> str:
+    if file.role == freeze.EXTENSION and "/__init__." not in file.path:
+        name = os.path.basename(file.path)
+        libraries = _cold_closure(file.path, cold, frozen)
+        return " ".join(["x", stem, name, *libraries])
+    if file.path.endswith("/__init__.pyc"):
+        return f"p {stem}"
+    return f"s {stem}" if file.role == freeze.BYTECODE else f"y {stem}"
+
+
+def _cold_closure(path: str, cold: set[str], frozen: Frozen) -> list[str]:
+    """Return the cold libraries among all that `path` needs, directly or not."""
+    seen: set[str] = set()
+    queue = list(frozen.needed.get(path, ()))
+    while queue:
+        library = queue.pop()
+        if library not in seen:
+            seen.add(library)
+            queue += frozen.needed.get(library, ())
+    return sorted(seen & cold)

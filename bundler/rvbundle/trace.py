@@ -1,0 +1,160 @@
+"""The trace stage: run every workload once in the frozen tree and record what it used."""
+
+import difflib
+import hashlib
+import json
+import math
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rvbundle import process
+from rvbundle.filewatch import FileWatch
+from rvbundle.freeze import Frozen
+from rvbundle.recipe import Recipe, Workload
+from rvbundle.stage_agent import StagedAgent
+from rvbundle_runtime.errors import TraceError
+
+_FORMAT = 1
+# Also a sign: "-0.5" and "0.5" are different numbers, "3-5" are two.
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)(?![\w])")
+
+
+@dataclass(frozen=True)
+class WorkloadTrace:
+    """What one workload did: the tree's files that it opened, its output, its time in seconds."""
+
+    args: tuple[str, ...]
+    opened: tuple[str, ...]
+    stdout: str
+
+
+@dataclass(frozen=True)
+class Trace:
+    """All workloads' records. `pages` and `families` are for traces by page, one per CPU kernel family."""
+
+    workloads: tuple[WorkloadTrace, ...]
+    pages: Mapping[str, tuple[int, ...]]
+    families: tuple[str, ...]
+
+    def opened_by(self) -> dict[str, int]:
+        """Return {path: number of the first workload that opened it}, counted from 1."""
+        found: dict[str, int] = {}
+        for number, workload in enumerate(self.workloads, 1):
+            for path in workload.opened:
+                found.setdefault(path, number)
+        return found
+
+
+def dumps(trace: Trace, key: dict[str, Any]) -> str:
+    """Return the record as JSON that a version control system can show the changes of."""
+    value = {"format": _FORMAT, "key": key, **asdict(trace)}
+    return json.dumps(value, sort_keys=True, indent=0, ensure_ascii=False) + "\n"
+
+
+def loads(text: str) -> tuple[Trace, dict[str, Any]]:
+    """Read a record and the key it was made for; raises ValueError for anything else."""
+    try:
+        value = json.loads(text)
+        if value["format"] != _FORMAT:
+            raise ValueError("another format")
+        workloads = tuple(
+            WorkloadTrace(tuple(w["args"]), tuple(w["opened"]), w["stdout"]) for w in value["workloads"]
+        )
+        pages = {path: tuple(numbers) for path, numbers in value["pages"].items()}
+        return Trace(workloads, pages, tuple(value["families"])), dict(value["key"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no trace record: {error}") from None
+
+
+def trace(recipe: Recipe, frozen: Frozen, agent: StagedAgent) -> Trace:
+    """Run the workloads; raises TraceError for one that fails or hangs."""
+    records = []
+    for number, workload in enumerate(recipe.workloads, 1):
+        with FileWatch(frozen.tree) as watch:
+            stdout = run_in_tree(recipe, frozen, agent, workload, number)
+        records.append(WorkloadTrace(workload.args, tuple(sorted(watch.opened)), stdout))
+    return Trace(tuple(records), {}, ())
+
+
+def run_in_tree(recipe: Recipe, frozen: Frozen, agent: StagedAgent, workload: Workload, number: int) -> str:
+    """Run one workload in the frozen tree, sandboxed as it will be in the image; return its stdout."""
+    request = {
+        "tree": str(frozen.tree),
+        "app": str(agent.folder),
+        "name": recipe.name,
+        "version": recipe.version,
+        "arch": frozen.arch,
+        "python": frozen.python_version,
+        "libdir": frozen.libdir,
+        "network": recipe.network,
+        "env": recipe.env,
+        "argv": [*agent.argv],
+        "args": [*workload.args],
+    }
+    with tempfile.TemporaryDirectory(prefix="rvbundle-trace-") as scratch:
+        done = process.run(
+            [sys.executable, "-m", "rvbundle.run_tree"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            cwd=Path(scratch),
+            stdin=json.dumps(request).encode(),
+            timeout=workload.timeout,
+            check=False,
+        )
+    explain_failure(done, workload, number, "the frozen tree")
+    return done.stdout.decode("utf-8", "replace")
+
+
+def explain_failure(done: process.Finished, workload: Workload, number: int, where: str) -> None:
+    """Raise TraceError if a workload did not end with exit code 0 in time."""
+    name = f"trace workload {number} ({' '.join(workload.args) or 'no arguments'})"
+    if done.timed_out:
+        raise TraceError(
+            f"{name} did not end within {workload.timeout:g} s in {where}:\n{done.tail()}",
+            "give it less to do, or raise `timeout` in its [[trace]]",
+        )
+    if done.code:
+        how = f"was ended by signal {-done.code}" if done.code < 0 else f"ended with exit code {done.code}"
+        raise TraceError(
+            f"{name} {how} in {where}; it must end with 0:\n{done.tail()}",
+            "it starts in an empty working folder, without a network unless [run] says so; data files "
+            "must be in [agent] include and be found through __file__",
+        )
+
+
+def compare(expected: str, found: str, tolerance: float | None) -> str:
+    """Return "" if two outputs are the same, else a few lines that show where they differ.
+
+    With a tolerance the texts between the numbers must be equal, and each number within that relative
+    difference (math.isclose; nan equals nan).
+    """
+    if expected == found:
+        return ""
+    if tolerance is not None and _close(expected, found, tolerance):
+        return ""
+    lines = difflib.unified_diff(
+        expected.splitlines(), found.splitlines(), "when traced", "now", lineterm="", n=0
+    )
+    shown = [line[:200] for line in lines][:8]
+    return "\n".join(f"    {line}" for line in shown) or "    (only line ends differ)"
+
+
+def _close(expected: str, found: str, tolerance: float) -> bool:
+    if _NUMBER.sub("#", expected) != _NUMBER.sub("#", found):
+        return False
+    pairs = zip(_NUMBER.findall(expected), _NUMBER.findall(found), strict=True)
+    return all(
+        math.isclose(float(a), float(b), rel_tol=tolerance, abs_tol=0.0)
+        or (math.isnan(float(a)) and math.isnan(float(b)))
+        for a, b in pairs
+    )
+
+
+def digest(trace: Trace) -> str:
+    """Return a SHA-256 (hex) of a record."""
+    return hashlib.sha256(dumps(trace, {}).encode()).hexdigest()

@@ -1,0 +1,359 @@
+"""The image format: constants, the frozen types of the index, and their checks (docs/image-format.md).
+
+    header | zstd frames, at most 4 MiB raw each | index (JSON, zstd) | footer
+
+The index is found from the end of the file, so anything may stand before the header. All integers are
+little-endian; all offsets count from the header's first byte. Nothing here touches the file system.
+"""
+
+import hashlib
+import json
+import posixpath
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from rvbundle_runtime.errors import ImageError
+
+FORMAT_VERSION = 1
+KNOWN_FLAGS = 0
+
+# Like PNG's signature: a high byte, CR LF and a control-Z show text-mode damage.
+HEADER_MAGIC = b"\x89RVB\r\n\x1a\n"
+HEADER = struct.Struct("<8sII")  # magic, version, flags
+FOOTER_MAGIC = b"RVBFOOT\n"
+# magic, version, flags, image size, index offset, index size (compressed, raw), index sha256,
+# sha256 of the index of the image that a cold pack belongs to (zeros in an image)
+FOOTER_BODY = struct.Struct("<8sIIQQQQ32s32s")
+FOOTER_CHECK_SIZE = 16  # the first bytes of the body's sha256
+FOOTER_SIZE = FOOTER_BODY.size + FOOTER_CHECK_SIZE
+
+FRAME_RAW_MAX = 4 << 20
+# ZSTD_compressBound for incompressible data adds less than 1/128 and 64 KiB to a frame of this size.
+FRAME_COMPRESSED_MAX = FRAME_RAW_MAX + (FRAME_RAW_MAX >> 7) + (64 << 10)
+INDEX_RAW_MAX = 256 << 20
+PATH_MAX = 4096
+UNBOUND = bytes(32)
+
+FILE, EXECUTABLE, LINK, DIRECTORY, TAIL = "f", "x", "l", "d", "t"
+_KINDS = {FILE, EXECUTABLE, LINK, DIRECTORY, TAIL}
+
+
+@dataclass(frozen=True)
+class Footer:
+    """The fixed last bytes of a file; sizes and offsets in bytes."""
+
+    image_size: int
+    index_offset: int
+    index_size: int
+    index_raw_size: int
+    identity: bytes
+    bound_to: bytes
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One zstd frame: where it lies, its sizes in bytes, the SHA-256 of its compressed bytes."""
+
+    offset: int
+    size: int
+    raw_size: int
+    sha256: bytes
+
+
+@dataclass(frozen=True)
+class Blob:
+    """`size` bytes that start at `offset` of frame `frame` (raw) and may go on in the frames after it."""
+
+    sha256: bytes
+    frame: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One path of a payload's tree.
+
+    `kind`: "f" file, "x" executable file, "l" symbolic link, "d" directory, "t" the tail (symbol tables
+    and debug sections) of the hot file of the same path. `blob` is an index into the blobs (files and
+    tails), `target` a link's text, `package` and `reason` indices into the payload's lists.
+    """
+
+    path: str
+    kind: str
+    blob: int
+    target: str
+    package: int
+    reason: int
+
+
+@dataclass(frozen=True)
+class Package:
+    """A distribution of the payload, as its metadata names it."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The tree for one architecture and what is needed to start it."""
+
+    arch: str
+    source: str
+    python: str
+    argv: tuple[str, ...]
+    libdir: str
+    packages: tuple[Package, ...]
+    reasons: tuple[str, ...]
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Index:
+    """Everything that a file says about itself. `details` is free-form and only for display."""
+
+    name: str
+    version: str
+    created_by: str
+    network: bool
+    env: dict[str, str]
+    frames: tuple[Frame, ...]
+    blobs: tuple[Blob, ...]
+    payloads: tuple[Payload, ...]
+    details: dict[str, Any]
+
+
+def pack_header() -> bytes:
+    """Return the header's bytes."""
+    return HEADER.pack(HEADER_MAGIC, FORMAT_VERSION, KNOWN_FLAGS)
+
+
+def pack_footer(footer: Footer) -> bytes:
+    """Return the footer's FOOTER_SIZE bytes."""
+    body = FOOTER_BODY.pack(
+        FOOTER_MAGIC,
+        FORMAT_VERSION,
+        KNOWN_FLAGS,
+        footer.image_size,
+        footer.index_offset,
+        footer.index_size,
+        footer.index_raw_size,
+        footer.identity,
+        footer.bound_to,
+    )
+    return body + hashlib.sha256(body).digest()[:FOOTER_CHECK_SIZE]
+
+
+def parse_footer(data: bytes, file_size: int) -> Footer:
+    """Read a footer from the last FOOTER_SIZE bytes of a file of `file_size` bytes.
+
+    Raises ImageError for anything but a footer of this version whose sizes fit into the file.
+    """
+    if len(data) != FOOTER_SIZE or not data.startswith(FOOTER_MAGIC):
+        raise ImageError(
+            "this is no rvbundle image, or its end is missing",
+            "if it was downloaded or copied, compare its size with the original",
+        )
+    body, check = data[: FOOTER_BODY.size], data[FOOTER_BODY.size :]
+    _, version, flags, size, offset, csize, rsize, identity, bound_to = FOOTER_BODY.unpack(body)
+    if version != FORMAT_VERSION:
+        raise ImageError(
+            f"the image has format version {version}, this rvbundle reads version {FORMAT_VERSION}",
+            "use the rvbundle that made it, or a newer one",
+        )
+    if hashlib.sha256(body).digest()[:FOOTER_CHECK_SIZE] != check:
+        raise ImageError("the image's footer is damaged", "copy the image again from its source")
+    if flags & ~KNOWN_FLAGS:
+        raise ImageError(
+            f"the image uses features that this rvbundle does not know (flags {flags:#x})",
+            "use the rvbundle that made it, or a newer one",
+        )
+    if rsize > INDEX_RAW_MAX or csize > INDEX_RAW_MAX:
+        raise ImageError(f"the image claims an index of {max(rsize, csize)} bytes: too large")
+    if size > file_size:
+        raise ImageError(
+            f"the image is cut short: {file_size} bytes of {size} are here",
+            "copy the image again from its source",
+        )
+    if offset < HEADER.size or offset + csize + FOOTER_SIZE != size:
+        raise ImageError("the image's footer does not fit its size: it is damaged or forged")
+    return Footer(size, offset, csize, rsize, identity, bound_to)
+
+
+def check_header(data: bytes) -> None:
+    """Raise ImageError unless `data` is the header that belongs to a footer of this version."""
+    if data != pack_header():
+        raise ImageError(
+            "the image's header is damaged, or its beginning is missing",
+            "copy the image again from its source",
+        )
+
+
+def check_path(path: str) -> None:
+    """Raise ImageError unless `path` names something below the tree's root, in its shortest form."""
+    parts = path.split("/")
+    if not path or len(path.encode("utf-8", "replace")) >= PATH_MAX or "\0" in path:
+        raise ImageError(f"the index holds an impossible path: {path[:80]!r}")
+    if path.startswith("/") or any(part in ("", ".", "..") for part in parts):
+        raise ImageError(f"the index holds a path that leaves the tree: {path[:80]!r}")
+
+
+def check_link(path: str, target: str) -> None:
+    """Raise ImageError if the symbolic link at `path` points out of the tree."""
+    joined = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+    outside = joined == ".." or joined.startswith("../")
+    if not target or target.startswith("/") or outside or "\0" in target:
+        raise ImageError(f"the index holds a link that leaves the tree: {path!r} -> {target[:80]!r}")
+
+
+def dump_index(index: Index) -> bytes:
+    """Return the index as canonical JSON: the same index always gives the same bytes."""
+    value = {
+        "name": index.name,
+        "version": index.version,
+        "created_by": index.created_by,
+        "network": index.network,
+        "env": index.env,
+        "frames": [[f.offset, f.size, f.raw_size, f.sha256.hex()] for f in index.frames],
+        "blobs": [[b.sha256.hex(), b.frame, b.offset, b.size] for b in index.blobs],
+        "payloads": [_dump_payload(payload) for payload in index.payloads],
+        "details": index.details,
+    }
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _dump_payload(payload: Payload) -> dict[str, Any]:
+    return {
+        "arch": payload.arch,
+        "source": payload.source,
+        "python": payload.python,
+        "argv": list(payload.argv),
+        "libdir": payload.libdir,
+        "packages": [[p.name, p.version] for p in payload.packages],
+        "reasons": list(payload.reasons),
+        "entries": [
+            [e.path, e.kind, e.target if e.kind == LINK else e.blob, e.package, e.reason]
+            for e in payload.entries
+        ],
+    }
+
+
+def load_index(data: bytes) -> Index:
+    """Parse and check an index; raises ImageError for anything out of the ordinary.
+
+    Checked here: types, path and link safety, and that every reference stays in bounds. Whether frames
+    stay inside the file is checked by `check_frames`, which knows the footer.
+    """
+    try:
+        value = json.loads(data)
+        index = Index(
+            name=_text(value["name"]),
+            version=_text(value["version"]),
+            created_by=_text(value["created_by"]),
+            network=bool(value["network"]),
+            env={_text(k): _text(v) for k, v in value["env"].items()},
+            frames=tuple(Frame(_size(o), _size(c), _size(r), _digest(h)) for o, c, r, h in value["frames"]),
+            blobs=tuple(Blob(_digest(h), _size(f), _size(o), _size(s)) for h, f, o, s in value["blobs"]),
+            payloads=tuple(_load_payload(payload) for payload in value["payloads"]),
+            details=dict(value["details"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ImageError(f"the image's index can't be read ({type(error).__name__}: {error})") from None
+    _check_references(index)
+    return index
+
+
+def _load_payload(value: dict[str, Any]) -> Payload:
+    return Payload(
+        arch=_text(value["arch"]),
+        source=_text(value["source"]),
+        python=_text(value["python"]),
+        argv=tuple(_text(word) for word in value["argv"]),
+        libdir=_text(value["libdir"]),
+        packages=tuple(Package(_text(n), _text(v)) for n, v in value["packages"]),
+        reasons=tuple(_text(reason) for reason in value["reasons"]),
+        entries=tuple(_load_entry(*entry) for entry in value["entries"]),
+    )
+
+
+def _load_entry(path: str, kind: str, what: int | str, package: int, reason: int) -> Entry:
+    if kind not in _KINDS:
+        raise ValueError(f"unknown kind {kind!r}")
+    link = kind == LINK
+    return Entry(
+        _text(path),
+        kind,
+        -1 if link else int(what),
+        _text(what) if link else "",
+        int(package),
+        _size(reason),
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, found {type(value).__name__}")
+    return value
+
+
+def _size(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
+        raise ValueError(f"impossible size {value!r}")
+    return value
+
+
+def _digest(value: Any) -> bytes:
+    digest = bytes.fromhex(_text(value))
+    if len(digest) != 32:
+        raise ValueError("a SHA-256 digest has 32 bytes")
+    return digest
+
+
+def check_frames(index: Index, footer: Footer) -> None:
+    """Raise ImageError unless all frames lie between header and index and keep to the size limits."""
+    for number, frame in enumerate(index.frames):
+        if frame.raw_size > FRAME_RAW_MAX or frame.size > FRAME_COMPRESSED_MAX:
+            raise ImageError(f"frame {number} claims {max(frame.raw_size, frame.size)} bytes: too large")
+        if frame.offset < HEADER.size or frame.offset + frame.size > footer.index_offset:
+            raise ImageError(f"frame {number} lies outside the image")
+
+
+def _check_references(index: Index) -> None:
+    starts = [0]
+    for frame in index.frames:
+        starts.append(starts[-1] + frame.raw_size)
+    for blob in index.blobs:
+        inside = blob.frame < len(index.frames) or (blob.size == 0 and blob.frame == 0)
+        if not inside or starts[blob.frame] + blob.offset + blob.size > starts[-1]:
+            raise ImageError(f"blob {blob.sha256.hex()[:12]} lies outside the frames")
+    for payload in index.payloads:
+        _check_payload(payload, len(index.blobs))
+
+
+def _check_payload(payload: Payload, blobs: int) -> None:
+    seen: set[tuple[str, bool]] = set()
+    links: set[str] = set()
+    solid: set[str] = set()
+    for entry in payload.entries:
+        check_path(entry.path)
+        key = (entry.path, entry.kind == TAIL)
+        if key in seen:
+            raise ImageError(f"the index names a path twice: {entry.path!r}")
+        seen.add(key)
+        if entry.kind == LINK:
+            check_link(entry.path, entry.target)
+            links.add(entry.path)
+        elif entry.kind in (FILE, EXECUTABLE):
+            solid.add(entry.path)
+        if entry.kind in (FILE, EXECUTABLE, TAIL) and not 0 <= entry.blob < blobs:
+            raise ImageError(f"{entry.path!r} refers to a blob that is not there")
+        if not -1 <= entry.package < len(payload.packages) or entry.reason >= len(payload.reasons):
+            raise ImageError(f"{entry.path!r} refers to a package or reason that is not there")
+    for path, _ in seen:
+        parent = posixpath.dirname(path)
+        while parent:
+            if parent in links or parent in solid:
+                raise ImageError(f"{path!r} lies below {parent!r}, which is no folder")
+            parent = posixpath.dirname(parent)

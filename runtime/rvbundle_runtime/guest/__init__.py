@@ -1,0 +1,1 @@
+"""Python that runs inside a payload (Python 3.9 to 3.14, standard library only)."""

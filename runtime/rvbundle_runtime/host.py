@@ -1,0 +1,128 @@
+"""Facts about the machine that runs an image: the only place of the run side that looks at it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rvbundle_runtime import store
+
+# What of the caller's environment an agent may see. Everything else stays out: LD_*, PYTHON*, OMP_*,
+# OPENBLAS_* and the like change results or crash, and the rest would make runs differ from host to host.
+ENV_ALLOWED = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "TZ", "COLUMNS", "LINES")
+ENV_PROXIES = tuple(
+    name for base in ("http_proxy", "https_proxy", "no_proxy", "all_proxy") for name in (base, base.upper())
+)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine and a caller. `namespaces_denied` is "" where user namespaces work, else why not."""
+
+    arch: str
+    kernel: str
+    page_size: int
+    uid: int
+    gid: int
+    cwd: str
+    environ: Mapping[str, str]
+    namespaces_denied: str
+    namespaces_fix: str
+
+
+def read_host() -> Host:
+    """Look at this machine; costs one short-lived child process."""
+    uname = os.uname()
+    denied, fix = _probe_namespaces()
+    return Host(
+        arch=uname.machine,
+        kernel=uname.release,
+        page_size=os.sysconf("SC_PAGESIZE"),
+        uid=os.getuid(),
+        gid=os.getgid(),
+        cwd=os.getcwd(),
+        environ=dict(os.environ),
+        namespaces_denied=denied,
+        namespaces_fix=fix,
+    )
+
+
+def _probe_namespaces() -> tuple[str, str]:
+    """Try what the sandbox needs in a child. Ubuntu's AppArmor lets unshare pass and denies the mount."""
+    from rvbundle_runtime import syscalls
+
+    pid = os.fork()
+    if pid == 0:
+        code = 0
+        try:
+            syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
+            syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_SLAVE)
+        except OSError as error:
+            code = min(error.errno or 255, 255)
+        os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code == 0:
+        return "", ""
+    return _explain_denial(code if code > 0 else 1)
+
+
+def _explain_denial(code: int) -> tuple[str, str]:
+    if _sysctl("user/max_user_namespaces") == "0":
+        return (
+            "the kernel allows none (user.max_user_namespaces is 0)",
+            "sudo sysctl -w user.max_user_namespaces=15000",
+        )
+    if _sysctl("kernel/unprivileged_userns_clone") == "0":
+        return (
+            "the kernel allows them to root only (kernel.unprivileged_userns_clone is 0)",
+            "sudo sysctl -w kernel.unprivileged_userns_clone=1",
+        )
+    if _sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
+        return (
+            "AppArmor denies them (kernel.apparmor_restrict_unprivileged_userns is 1, as on Ubuntu 24.04)",
+            "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        )
+    return (
+        f"{os.strerror(code).lower()} (inside a container? then its runtime's seccomp profile denies them)",
+        "allow user namespaces on this machine",
+    )
+
+
+def _sysctl(name: str) -> str:
+    try:
+        return Path("/proc/sys", name).read_text().strip()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True)
+class CachePlace:
+    """Where unpacked images live, and why there."""
+
+    base: Path
+    reason: str
+
+
+def cache_place(environ: Mapping[str, str], uid: int) -> CachePlace:
+    """Return the first usable of RVBUNDLE_CACHE (then only that), the user's cache, /var/tmp and /tmp.
+
+    A place is unusable if it can't be written, or programs can't be executed from it. Raises nothing:
+    if none is usable the first is returned, and using it fails with the error that fits.
+    """
+    if environ.get("RVBUNDLE_CACHE"):
+        return CachePlace(Path(environ["RVBUNDLE_CACHE"]).absolute(), "RVBUNDLE_CACHE says so")
+    candidates = []
+    if environ.get("XDG_CACHE_HOME", "").startswith("/"):
+        candidates.append((Path(environ["XDG_CACHE_HOME"], "rvbundle"), "XDG_CACHE_HOME says so"))
+    elif environ.get("HOME", "").startswith("/"):
+        candidates.append((Path(environ["HOME"], ".cache", "rvbundle"), "your cache folder"))
+    candidates += [(Path(f"{tmp}/rvbundle-{uid}"), "a temporary folder") for tmp in ("/var/tmp", "/tmp")]
+    refused: list[str] = []
+    for base, reason in candidates:
+        why = store.why_unusable(base)
+        if not why:
+            return CachePlace(base, "; ".join([*refused, reason]))
+        refused.append(why)
+    base, reason = candidates[0]
+    return CachePlace(base, "; ".join([*refused, reason]))

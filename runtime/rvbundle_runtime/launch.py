@@ -1,0 +1,125 @@
+"""`rvbundle run`: find the payload, plan, carry the plan out. Imports as little as it can."""
+
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rvbundle_runtime import plan as planning
+from rvbundle_runtime import store
+from rvbundle_runtime.errors import HostError, ImageError, StoreError
+from rvbundle_runtime.host import CachePlace, Host, cache_place, read_host
+from rvbundle_runtime.image import Reader
+from rvbundle_runtime.options import RunOptions, parse_run
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan whose payload lies unpacked in the store, the cold pack (if any), and where the store is."""
+
+    plan: planning.Plan
+    cold: Reader | None
+    place: CachePlace
+    unpacked: store.Unpacked
+
+
+def main(argv: list[str]) -> int:
+    """Carry out `rvbundle run ARGV`; return the agent's exit code, or end by the agent's signal."""
+    options = parse_run(argv)
+    host = read_host()
+    return run(host, options, cache_place(host.environ, host.uid))
+
+
+def run(host: Host, options: RunOptions, place: CachePlace, entry: tuple[str, ...] = ()) -> int:
+    """Run an image on `host` out of the store at `place`; see `main` for what is returned.
+
+    `entry` replaces the words that start the agent.
+    """
+    from rvbundle_runtime import supervisor
+
+    prepared = prepare(host, options, place, entry)
+    held = store.hold(prepared.unpacked)
+    if options.verbose:
+        for choice in prepared.plan.choices:
+            print(f"rvbundle: {choice.what}: {choice.value} ({choice.reason})", file=sys.stderr)
+    pager = None
+    if prepared.cold:
+        from rvbundle_runtime.pager import Pager
+
+        pager = Pager(prepared.cold, prepared.plan.info.arch, prepared.plan.root)
+    outcome = supervisor.run(prepared.plan, pager)
+    if held is not None:
+        os.close(held)
+    return supervisor.die_like(outcome)
+
+
+def prepare(host: Host, options: RunOptions, place: CachePlace, entry: tuple[str, ...] = ()) -> Prepared:
+    """Unpack if need be, and plan; raises any RvbundleError of those parts."""
+    image = Path(options.image)
+    with Reader(image) as reader:
+        if reader.bound_to:
+            raise ImageError(
+                f"{image} is a cold pack, not an image",
+                "run the .rvb file that lies beside it (the one without .cold)",
+            )
+        unpacked = store.find(place.base, reader.identity, host.arch)
+        if unpacked is None:
+            arch = planning.choose_arch(host, tuple(p.arch for p in reader.index().payloads), str(image))
+            unpacked = _unpack(place, reader, arch)
+        cold, pack = find_cold(image, options.cold, reader.identity)
+    _check_executable(unpacked.root)
+    info = replace(unpacked.info, argv=entry or unpacked.info.argv)
+    plan = planning.make_plan(host, str(unpacked.root), info, options, pack)
+    return Prepared(plan, cold, place, unpacked)
+
+
+def _unpack(place: CachePlace, reader: Reader, arch: str) -> store.Unpacked:
+    show = sys.stderr.isatty()
+
+    def progress(done: int, total: int) -> None:
+        print(f"\rrvbundle: unpacking {done * 100 // max(total, 1):3d} %", end="", file=sys.stderr)
+
+    try:
+        return store.ensure(place.base, reader, arch, progress if show else None)
+    finally:
+        if show:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def cold_beside(image: Path) -> Path:
+    """Return where the cold pack of `image` lies if nobody moved it: NAME.cold.rvb beside NAME.rvb."""
+    return image.with_name(f"{image.name.removesuffix('.rvb')}.cold.rvb")
+
+
+def find_cold(image: Path, given: str | None, identity: str) -> tuple[Reader | None, planning.ColdPack]:
+    """Open the cold pack that was named, or the one beside the image; one of another image is refused.
+
+    Raises ImageError only for one that was named.
+    """
+    path = Path(given) if given else cold_beside(image)
+    if not given and not path.exists():
+        return None, planning.ColdPack("", f"there is no {path.name} beside the image")
+    try:
+        reader = Reader(path)
+    except ImageError as error:
+        if given:
+            raise
+        return None, planning.ColdPack("", f"{path.name} is not usable: {error.message}")
+    if reader.bound_to != identity:
+        reader.close()
+        why = f"{path.name} belongs to another image"
+        if given:
+            raise ImageError(why, "a cold pack fits only the image that it was built with")
+        return None, planning.ColdPack("", why)
+    return reader, planning.ColdPack(str(path), "named" if given else "found beside the image")
+
+
+def _check_executable(root: Path) -> None:
+    stat = os.statvfs(root)
+    if stat.f_flag & os.ST_NOEXEC:
+        raise StoreError(
+            f"{root} is on a file system mounted noexec: nothing can be executed from it",
+            "set RVBUNDLE_CACHE to a folder on another file system",
+        )
+    if not (root / "usr").is_dir():
+        raise HostError(f"{root} is no unpacked payload", "rvbundle cache prune")

@@ -1,0 +1,162 @@
+"""The options of `rvbundle run`: one table, and a parser small enough to cost a warm start nothing.
+
+`rvbundle.cli` declares the same options to Typer for help and completion; a test compares the two.
+"""
+
+import difflib
+from dataclasses import dataclass, field
+
+from rvbundle_runtime.errors import UsageError
+
+# option -> (name of its value in help, or "" for a flag; may it be repeated)
+OPTIONS: dict[str, tuple[str, bool]] = {
+    "--volume": ("SRC:DST[:ro]", True),
+    "--env": ("NAME[=VALUE]", True),
+    "--device": ("DEVICE", True),
+    "--memory": ("SIZE", False),
+    "--cold": ("FILE", False),
+    "--network": ("", False),
+    "--no-network": ("", False),
+    "--no-cwd": ("", False),
+    "--no-sandbox": ("", False),
+    "--verbose": ("", False),
+}
+SHORT = {"-v": "--volume", "-e": "--env", "-m": "--memory"}
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A folder or file of the host that the agent sees at `target`."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the command line of `run` asked for. `network` None means: as the image says."""
+
+    image: str
+    arguments: tuple[str, ...] = ()
+    volumes: tuple[Volume, ...] = ()
+    env: tuple[tuple[str, str | None], ...] = ()
+    devices: tuple[str, ...] = ()
+    memory: int | None = None
+    cold: str | None = None
+    network: bool | None = None
+    cwd: bool = True
+    sandbox: bool = True
+    verbose: bool = False
+
+
+@dataclass
+class _Collected:
+    single: dict[str, str] = field(default_factory=dict)
+    many: dict[str, list[str]] = field(default_factory=dict)
+
+
+def parse_run(argv: list[str]) -> RunOptions:
+    """Read `[OPTIONS] IMAGE [--] [ARGUMENTS...]`; everything after IMAGE belongs to the agent.
+
+    Raises UsageError naming the offending word.
+    """
+    found = _Collected()
+    words = list(argv)
+    while words and words[0].startswith("-") and words[0] not in ("-", "--"):
+        _take_option(words, found)
+    if words and words[0] == "--":
+        words.pop(0)
+    if not words:
+        raise UsageError("run: which image?", "rvbundle run IMAGE [-- ARGUMENTS]; see rvbundle run --help")
+    image, rest = words[0], words[1:]
+    if rest and rest[0] == "--":
+        rest.pop(0)
+    return make_options(image, rest, found.single, found.many)
+
+
+def _take_option(words: list[str], found: _Collected) -> None:
+    word = words.pop(0)
+    name, equals, value = word.partition("=")
+    name = SHORT.get(name, name)
+    if name not in OPTIONS:
+        close = difflib.get_close_matches(name, OPTIONS, 1)
+        raise UsageError(
+            f"run: no such option: {word}",
+            f"did you mean {close[0]}?" if close else "see rvbundle run --help",
+        )
+    metavar, repeated = OPTIONS[name]
+    if not metavar:
+        if equals:
+            raise UsageError(f"run: {name} takes no value")
+        found.single[name] = "yes"
+        return
+    if not equals:
+        if not words:
+            raise UsageError(f"run: {name} needs a value: {name} {metavar}")
+        value = words.pop(0)
+    if repeated:
+        found.many.setdefault(name, []).append(value)
+    else:
+        found.single[name] = value
+
+
+def make_options(
+    image: str, arguments: list[str], single: dict[str, str], many: dict[str, list[str]]
+) -> RunOptions:
+    """Turn option texts, keyed by long option name, into checked values; raises UsageError."""
+    if "--network" in single and "--no-network" in single:
+        raise UsageError("run: --network and --no-network contradict each other")
+    network = True if "--network" in single else False if "--no-network" in single else None
+    return RunOptions(
+        image=image,
+        arguments=tuple(arguments),
+        volumes=tuple(parse_volume(text) for text in many.get("--volume", [])),
+        env=tuple(parse_env(text) for text in many.get("--env", [])),
+        devices=tuple(many.get("--device", [])),
+        memory=parse_size(single["--memory"]) if "--memory" in single else None,
+        cold=single.get("--cold"),
+        network=network,
+        cwd="--no-cwd" not in single,
+        sandbox="--no-sandbox" not in single,
+        verbose="--verbose" in single,
+    )
+
+
+def parse_volume(text: str) -> Volume:
+    """Read SRC:DST[:ro|:rw]; raises UsageError."""
+    parts = text.split(":")
+    mode = parts.pop() if len(parts) == 3 and parts[2] in ("ro", "rw") else "rw"
+    if len(parts) != 2 or not parts[0] or not parts[1].startswith("/"):
+        raise UsageError(f"run: --volume {text}: expected SRC:DST or SRC:DST:ro, with DST an absolute path")
+    target = parts[1].rstrip("/")
+    reserved = ("/usr", "/app", "/bin", "/lib", "/lib64", "/sbin", "/proc", "/dev", "/sys", "/run", "/etc")
+    if (
+        not target
+        or ".." in target.split("/")
+        or any(target == r or target.startswith(r + "/") for r in reserved)
+    ):
+        raise UsageError(
+            f"run: --volume {text}: {parts[1]} belongs to the image",
+            "choose another place, such as /data",
+        )
+    return Volume(parts[0], target, mode == "ro")
+
+
+def parse_env(text: str) -> tuple[str, str | None]:
+    """Read NAME=VALUE, or NAME alone (value None: the host's, if it has one); raises UsageError."""
+    name, equals, value = text.partition("=")
+    if not name or not name.replace("_", "a").isalnum() or name[0].isdigit():
+        raise UsageError(f"run: --env {text}: expected NAME=VALUE or NAME")
+    return name, value if equals else None
+
+
+def parse_size(text: str) -> int:
+    """Read a size such as 512m or 2g (powers of 1024) into bytes; raises UsageError."""
+    digits, unit = text.rstrip("bB"), 1
+    if digits and digits[-1].lower() in "kmgt":
+        unit = 1024 ** ("kmgt".index(digits[-1].lower()) + 1)
+        digits = digits[:-1]
+    if not digits.isascii() or not digits.isdigit() or int(digits) == 0:
+        raise UsageError(f"run: --memory {text}: expected a size such as 512m or 2g")
+    return int(digits) * unit

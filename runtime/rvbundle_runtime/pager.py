@@ -1,0 +1,157 @@
+"""The pager: gives a running agent what its image left out, from the cold pack (docs/pager.md).
+
+A request is 4 bytes of length and a path of the payload's tree; the answer is a status byte, 4 bytes of
+length and a text. What is asked for is written into the store's tree at its own path, where the agent
+sees it through the read-only mount, and where the next run finds it.
+"""
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+import threading
+
+from rvbundle_runtime import format as fmt
+from rvbundle_runtime.errors import ImageError
+from rvbundle_runtime.image import Reader
+
+RESTORED, NOT_IN_PACK, FAILED = 0, 1, 2
+REQUEST = struct.Struct("<I")
+ANSWER = struct.Struct("<BI")
+_CONNECTIONS_MAX = 256
+_IDLE = 3600.0  # seconds after which a silent connection is closed; the guest opens a new one
+
+
+class Pager:
+    """Serves one payload from one cold pack; everything it needs is open before the root changes."""
+
+    def __init__(self, cold: Reader, arch: str, root: str) -> None:
+        """Open the tree at `root`; raises ImageError if the pack has nothing for `arch`."""
+        self._cold = cold
+        self._arch = arch
+        self._root = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._entries: dict[str, fmt.Entry] | None = None
+        self._lock = threading.Lock()
+        self._token = os.urandom(6).hex()  # every supervisor has process id 1
+        self._free = threading.Semaphore(_CONNECTIONS_MAX)
+
+    def listen(self, path: str) -> None:
+        """Serve on a socket at `path` from a thread of its own until the process ends."""
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        server.bind(path)
+        os.chmod(path, 0o666)
+        server.listen(64)
+        threading.Thread(target=self._accept, args=(server,), daemon=True).start()
+
+    def _accept(self, server: socket.socket) -> None:
+        while True:
+            self._free.acquire()
+            connection, _ = server.accept()
+            connection.settimeout(_IDLE)
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                while True:
+                    head = _receive(connection, REQUEST.size)
+                    if head is None:
+                        return
+                    (length,) = REQUEST.unpack(head)
+                    path = _receive(connection, length) if length < fmt.PATH_MAX else None
+                    if path is None:
+                        return  # no request of ours: such a client is not answered
+                    status, text = self.restore(path.decode("utf-8", "replace"))
+                    data = text.encode()
+                    connection.sendall(ANSWER.pack(status, len(data)) + data)
+        except OSError:
+            return  # the client is gone
+        finally:
+            self._free.release()
+
+    def restore(self, path: str) -> tuple[int, str]:
+        """Bring the file, link or folder `path` into the tree; return a status and a text for it."""
+        with self._lock:
+            try:
+                entry = self._known().get(path)
+                if entry is None:
+                    return NOT_IN_PACK, f"{path} is not in the cold pack"
+                self._write(entry)
+            except ImageError as error:
+                return FAILED, error.message
+            except OSError as error:
+                return FAILED, f"{path} could not be restored: {error.strerror}"
+        return RESTORED, ""
+
+    def _known(self) -> dict[str, fmt.Entry]:
+        if self._entries is None:
+            payload = next((p for p in self._cold.index().payloads if p.arch == self._arch), None)
+            if payload is None:
+                raise ImageError(f"the cold pack has nothing for {self._arch}")
+            self._entries = {e.path: e for e in payload.entries if e.kind != fmt.TAIL}
+        return self._entries
+
+    def _write(self, entry: fmt.Entry) -> None:
+        parts = entry.path.split("/")
+        folder = _open_folder(self._root, parts if entry.kind == fmt.DIRECTORY else parts[:-1])
+        try:
+            if entry.kind == fmt.LINK:
+                with contextlib.suppress(FileExistsError):
+                    os.symlink(entry.target, parts[-1], dir_fd=folder)
+            elif entry.kind != fmt.DIRECTORY:
+                self._write_file(entry, folder, parts[-1])
+        finally:
+            os.close(folder)
+
+    def _write_file(self, entry: fmt.Entry, folder: int, name: str) -> None:
+        try:
+            os.stat(name, dir_fd=folder, follow_symlinks=False)
+            return  # restored before, by this run or another
+        except FileNotFoundError:
+            data = self._cold.read_blob(entry.blob)
+        temporary = f".rvbundle-{self._token}-{name[:200]}"
+        mode = 0o755 if entry.kind == fmt.EXECUTABLE else 0o644
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(temporary, flags, mode, dir_fd=folder)
+        try:
+            try:
+                os.fchmod(fd, mode)
+                view = memoryview(data)
+                while len(view):
+                    view = view[os.write(fd, view) :]
+            finally:
+                os.close(fd)
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            os.unlink(temporary, dir_fd=folder)
+            raise
+
+
+def _open_folder(root: int, parts: list[str]) -> int:
+    """Open the folder `parts` below `root`, making what is missing; links are not followed."""
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    folder = os.open(".", flags, dir_fd=root)
+    for part in parts:
+        try:
+            try:
+                os.mkdir(part, 0o755, dir_fd=folder)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.EROFS):
+                    raise
+            deeper = os.open(part, flags, dir_fd=folder)
+        finally:
+            os.close(folder)
+        folder = deeper
+    return folder
+
+
+def _receive(connection: socket.socket, size: int) -> bytes | None:
+    data = b""
+    while len(data) < size:
+        chunk = connection.recv(size - len(data))
+        if not chunk:
+            return None
+        data += chunk
+    return data

@@ -1,0 +1,184 @@
+"""Everything that a run decides, each choice with its reason. Pure: nothing is touched here.
+
+`rvbundle explain` prints a plan; `launch.py` carries it out.
+"""
+
+import os.path
+from dataclasses import dataclass
+
+from rvbundle_runtime.errors import HostError, SandboxError
+from rvbundle_runtime.host import ENV_ALLOWED, ENV_PROXIES, Host
+from rvbundle_runtime.options import RunOptions
+from rvbundle_runtime.store import PayloadInfo
+
+NAMESPACES, ROOT, NONE = "namespaces", "root", "none"
+HOME = "/home/agent"
+PAGER_SOCKET = "/run/rvbundle/pager"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One decision: what was chosen and why."""
+
+    what: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A host path that the agent sees; `optional` ones may be missing on the host."""
+
+    source: str
+    target: str
+    read_only: bool
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the agent will be started. Paths in `argv` and `workdir` are those that the agent sees."""
+
+    root: str
+    info: PayloadInfo
+    sandbox: str
+    network: bool
+    mounts: tuple[Mount, ...]
+    env: dict[str, str]
+    argv: tuple[str, ...]
+    workdir: str
+    memory: int | None
+    cold: str | None
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True)
+class ColdPack:
+    """The cold pack that a run may use: its path ("" for none) and why it is that one."""
+
+    path: str
+    reason: str
+
+
+def choose_arch(host: Host, available: tuple[str, ...], image: str) -> str:
+    """Return the payload to run on `host`; raises HostError if there is none for its architecture."""
+    if host.arch in available:
+        return host.arch
+    raise HostError(
+        f"{image} has no payload for this machine ({host.arch}); it has: {', '.join(available)}",
+        "build it on a machine of this architecture (emulated and foreign payloads are not supported yet)",
+    )
+
+
+def make_plan(host: Host, root: str, info: PayloadInfo, options: RunOptions, cold: ColdPack) -> Plan:
+    """Decide how to run the payload `info` unpacked at `root`; raises SandboxError."""
+    sandbox, why_sandbox = _choose_sandbox(host, options)
+    network = info.network if options.network is None else options.network
+    why_network = "the recipe says so" if options.network is None else "the command line says so"
+    if sandbox == NONE:
+        network, why_network = True, "without a sandbox there is no way to take it away"
+    mounts = _mounts(host, options, network)
+    confined = sandbox != NONE
+    prefix = "" if confined else root
+    choices = [
+        Choice("payload", info.arch, f"native to this machine ({host.arch})"),
+        Choice("emulator", "none", "the payload is native"),
+        Choice("sandbox", sandbox, why_sandbox),
+        Choice("network", "on" if network else "off", why_network),
+        Choice("cold pack", cold.path or "none", cold.reason),
+        Choice(
+            "working folder",
+            host.cwd if options.cwd or not confined else "empty",
+            ("seen as /agent" if confined else "no sandbox: the folder itself")
+            if options.cwd or not confined
+            else "--no-cwd",
+        ),
+    ]
+    if options.memory is not None:
+        choices.append(
+            Choice("memory", f"{options.memory >> 20} MiB of data per process", "--memory (RLIMIT_DATA)")
+        )
+    env = _environment(host, info, options, network, confined, root)
+    choices.append(Choice("environment", ", ".join(sorted(env)), "only these variables reach the agent"))
+    return Plan(
+        root=root,
+        info=info,
+        sandbox=sandbox,
+        network=network,
+        mounts=mounts,
+        env=env,
+        argv=(*(prefix + word if word.startswith("/") else word for word in info.argv), *options.arguments),
+        workdir="/agent" if confined else host.cwd,
+        memory=options.memory,
+        cold=cold.path or None,
+        choices=tuple(choices),
+    )
+
+
+def _choose_sandbox(host: Host, options: RunOptions) -> tuple[str, str]:
+    if not options.sandbox:
+        for name, given in (("--volume", options.volumes), ("--device", options.devices)):
+            if given:
+                raise SandboxError(f"{name} needs the sandbox, and --no-sandbox turns it off")
+        return NONE, "--no-sandbox: the agent can do whatever you can"
+    if not host.namespaces_denied:
+        return NAMESPACES, "user namespaces work here"
+    if host.uid == 0:
+        return ROOT, f"no user namespaces ({host.namespaces_denied}), but root can do without"
+    raise SandboxError(
+        f"the sandbox needs user namespaces, and they can't be had: {host.namespaces_denied}",
+        f"{host.namespaces_fix}\n  or, if you trust the agent as you trust yourself: "
+        "rvbundle run --no-sandbox",
+    )
+
+
+def _mounts(host: Host, options: RunOptions, network: bool) -> tuple[Mount, ...]:
+    mounts = [
+        # What numeric libraries ask about the machine: without it torch's cpuinfo complains.
+        Mount("/sys/devices/system/cpu", "/sys/devices/system/cpu", read_only=True, optional=True),
+        Mount("/sys/devices/system/node", "/sys/devices/system/node", read_only=True, optional=True),
+        Mount("/sys/fs/cgroup", "/sys/fs/cgroup", read_only=True, optional=True),
+        Mount("/etc/localtime", "/etc/localtime", read_only=True, optional=True),
+        Mount("/usr/share/zoneinfo", "/usr/share/zoneinfo", read_only=True, optional=True),
+    ]
+    if network:
+        mounts += [
+            Mount(path, path, read_only=True, optional=True)
+            for path in ("/etc/resolv.conf", "/etc/ssl/certs", "/etc/pki/tls/certs")
+        ]
+    if options.cwd:
+        mounts.append(Mount(host.cwd, "/agent", read_only=False))
+    mounts += [Mount(os.path.join(host.cwd, v.source), v.target, v.read_only) for v in options.volumes]
+    for device in options.devices:
+        path = device if device.startswith("/") else f"/dev/{device}"
+        mounts.append(Mount(path, path, read_only=False))
+    return tuple(mounts)
+
+
+def _environment(
+    host: Host, info: PayloadInfo, options: RunOptions, network: bool, confined: bool, root: str
+) -> dict[str, str]:
+    env = {name: host.environ[name] for name in ENV_ALLOWED if name in host.environ}
+    if network:
+        env |= {name: host.environ[name] for name in ENV_PROXIES if name in host.environ}
+    env |= {
+        "LANG": "C.UTF-8",
+        "PATH": "/usr/bin:/bin",
+        "SHELL": "/bin/sh",
+        # No display and no sound card inside; without these pygame gives up (pygame#855, #2377).
+        "SDL_VIDEODRIVER": "dummy",
+        "SDL_AUDIODRIVER": "dummy",
+    }
+    if confined:
+        env |= {"HOME": HOME, "USER": "agent", "LOGNAME": "agent"}
+    else:
+        env |= {n: host.environ[n] for n in ("HOME", "USER", "LOGNAME", "TMPDIR") if n in host.environ}
+        env["PATH"] = f"{root}/usr/bin:{host.environ.get('PATH', '/usr/bin:/bin')}"
+        env["LD_LIBRARY_PATH"] = f"{root}/{info.libdir}"
+    env |= info.env
+    for name, value in options.env:
+        if value is not None:
+            env[name] = value
+        elif name in host.environ:
+            env[name] = host.environ[name]
+    return env

@@ -1,0 +1,344 @@
+"""The store: unpacked payloads by digest, one writer at a time, complete or absent.
+
+BASE/store/IDENTITY-ARCH/root/          the payload's tree
+BASE/store/IDENTITY-ARCH/payload.json   what a warm run needs to know, so that it never reads the index
+BASE/store/tmp/                         folders of unpackings under way, or of killed ones
+BASE/store/locks/IDENTITY-ARCH.lock     exclusive while unpacking or pruning, shared while running
+"""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rvbundle_runtime import format as fmt
+from rvbundle_runtime.errors import HostError, StoreError
+from rvbundle_runtime.image import Reader
+from rvbundle_runtime.zstd import decoder
+
+_THREADS_MAX = 4  # more do not help: the disk and the page cache become the limit
+_SPARE = 16 << 20  # bytes that must stay free beside the payload itself
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class PayloadInfo:
+    """The part of an index that a run needs."""
+
+    identity: str
+    name: str
+    version: str
+    arch: str
+    source: str
+    python: str
+    argv: tuple[str, ...]
+    libdir: str
+    network: bool
+    env: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """A payload in the store. `fresh` tells whether this call unpacked it."""
+
+    root: Path
+    info: PayloadInfo
+    lock: Path
+    fresh: bool
+
+
+def describe(index: fmt.Index, payload: fmt.Payload, identity: str) -> PayloadInfo:
+    """Return what a run needs to know of `payload`."""
+    return PayloadInfo(
+        identity,
+        index.name,
+        index.version,
+        payload.arch,
+        payload.source,
+        payload.python,
+        payload.argv,
+        payload.libdir,
+        index.network,
+        index.env,
+    )
+
+
+def root_path(base: Path, identity: str, arch: str) -> Path:
+    """Return where the tree of a payload lies or would lie."""
+    return base / "store" / f"{identity}-{arch}" / "root"
+
+
+def find(base: Path, identity: str, arch: str) -> Unpacked | None:
+    """Return the payload if it lies complete in the store at `base`, else None."""
+    folder = base / "store" / f"{identity}-{arch}"
+    try:
+        value = json.loads((folder / "payload.json").read_bytes())
+        info = PayloadInfo(**{**value, "argv": tuple(value["argv"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None  # absent, or damaged from outside: it is unpacked anew
+    return Unpacked(folder / "root", info, _lock_path(base, identity, arch), fresh=False)
+
+
+def ensure(base: Path, reader: Reader, arch: str, progress: Progress | None = None) -> Unpacked:
+    """Return the payload for `arch`, unpacking it first if it is not there.
+
+    `progress(done, total)` is told raw bytes. Raises StoreError (disk full, read-only), ImageError
+    (damaged image) and HostError (no payload for `arch`); what was written by then is removed.
+    """
+    found = find(base, reader.identity, arch)
+    if found:
+        return found
+    index = reader.index()
+    payload = next((p for p in index.payloads if p.arch == arch), None)
+    if payload is None:
+        have = ", ".join(p.arch for p in index.payloads) or "none"
+        raise HostError(f"the image has no payload for {arch} (it has: {have})")
+    info = describe(index, payload, reader.identity)
+    with _translated(base), _locked(_lock_path(base, reader.identity, arch)):
+        found = find(base, reader.identity, arch)  # another run may have been faster
+        if found:
+            return found
+        _unpack(base, reader, payload, info, progress)
+    found = find(base, reader.identity, arch)
+    if not found:
+        raise StoreError(f"{base}: what was just unpacked is gone again")
+    return Unpacked(found.root, found.info, found.lock, fresh=True)
+
+
+def write_tree(
+    reader: Reader, entries: tuple[fmt.Entry, ...], root: Path, progress: Progress | None = None
+) -> None:
+    """Write the files, links and folders of `entries` below the existing folder `root`.
+
+    Frames are decoded in parallel, each once. Raises ImageError and OSError.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    for entry in entries:
+        target = os.path.join(root, entry.path)
+        os.makedirs(target if entry.kind == fmt.DIRECTORY else os.path.dirname(target), exist_ok=True)
+        if entry.kind == fmt.LINK:
+            os.symlink(entry.target, target)
+    pieces: dict[int, list[tuple[fmt.Entry, int, int, int]]] = {}
+    for entry in entries:
+        if entry.kind not in (fmt.FILE, fmt.EXECUTABLE):
+            continue
+        place = 0
+        if not reader.index().blobs[entry.blob].size:
+            _write_piece(root, entry, 0, b"")
+        for frame, start, stop in reader.extents(entry.blob):
+            pieces.setdefault(frame, []).append((entry, place, start, stop))
+            place += stop - start
+    total = sum(reader.index().frames[f].raw_size for f in pieces)
+    done = 0
+
+    def write_frame(number: int) -> int:
+        frame = reader.index().frames[number]
+        raw = memoryview(decoder()(reader.compressed_frame(number), frame.raw_size))
+        for entry, place, start, stop in pieces[number]:
+            _write_piece(root, entry, place, raw[start:stop])
+        return frame.raw_size
+
+    workers = min(_THREADS_MAX, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(workers) as pool:
+        for size in pool.map(write_frame, sorted(pieces)):
+            done += size
+            if progress:
+                progress(done, total)
+
+
+def _write_piece(root: Path, entry: fmt.Entry, place: int, data: bytes | memoryview) -> None:
+    mode = 0o755 if entry.kind == fmt.EXECUTABLE else 0o644
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(os.path.join(root, entry.path), flags, mode)
+    try:
+        os.fchmod(fd, mode)  # whatever the umask is
+        while len(data):
+            written = os.pwrite(fd, data, place)
+            data, place = data[written:], place + written
+    finally:
+        os.close(fd)
+
+
+def _unpack(
+    base: Path, reader: Reader, payload: fmt.Payload, info: PayloadInfo, progress: Progress | None
+) -> None:
+    name = f"{info.identity}-{info.arch}"
+    folder = base / "store" / "tmp"
+    folder.mkdir(parents=True, exist_ok=True)
+    for stray in folder.glob(f"{name}.*"):  # of killed runs: nobody else works on it under the lock
+        shutil.rmtree(stray)
+    _check_space(base, sum(reader.index().blobs[e.blob].size for e in payload.entries if e.blob >= 0))
+    work = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=folder))
+    try:
+        (work / "root").mkdir()
+        write_tree(reader, payload.entries, work / "root", progress)
+        (work / "payload.json").write_text(json.dumps(asdict(info)))
+        _sync(work)
+        target = base / "store" / name
+        if target.exists():  # without a payload.json that can be read: damaged from outside
+            shutil.rmtree(target)
+        work.rename(target)
+        _sync_folder(target.parent)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+def _check_space(base: Path, needed: int) -> None:
+    stat = os.statvfs(base)
+    free = stat.f_bavail * stat.f_frsize
+    if free < needed + _SPARE:
+        raise StoreError(
+            f"not enough space to unpack: {needed >> 20} MiB are needed at {base}, {free >> 20} MiB are free",
+            "free some space (`rvbundle cache prune`), or set RVBUNDLE_CACHE to a folder on a larger disk",
+        )
+
+
+def _sync(folder: Path) -> None:
+    """Bring everything below `folder` to the disk: one syncfs is far cheaper than an fsync per file."""
+    from rvbundle_runtime import syscalls
+
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        syscalls.syncfs(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _lock_path(base: Path, identity: str, arch: str) -> Path:
+    return base / "store" / "locks" / f"{identity}-{arch}.lock"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def hold(unpacked: Unpacked) -> int | None:
+    """Take a shared lock that keeps `prune` away; return its descriptor, to be left open.
+
+    None where the lock file can't be opened (a read-only store, from which nothing can be pruned either).
+    """
+    try:
+        fd = os.open(unpacked.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A line of `cache ls`: sizes in bytes on disk, `used` the time of the last unpacking or run."""
+
+    key: str
+    name: str
+    version: str
+    size: int
+    used: float
+
+
+def list_stored(base: Path) -> list[Stored]:
+    """Return what lies in the store at `base`, the most recently used first."""
+    found = []
+    for folder in (base / "store").glob("*-*"):
+        identity, _, arch = folder.name.rpartition("-")
+        unpacked = find(base, identity, arch)
+        if unpacked:
+            size = disk_usage(folder)
+            used = (folder / "payload.json").stat().st_atime
+            found.append(Stored(folder.name, unpacked.info.name, unpacked.info.version, size, used))
+    return sorted(found, key=lambda stored: -stored.used)
+
+
+def disk_usage(folder: Path) -> int:
+    """Return the bytes that a folder takes on disk."""
+    total = 0
+    for place, _, files in os.walk(folder):
+        for file in files:
+            total += os.lstat(os.path.join(place, file)).st_blocks * 512
+    return total
+
+
+def prune(base: Path, keys: set[str] | None = None) -> tuple[list[Stored], list[Stored]]:
+    """Remove the payloads `keys` (all where None) and what killed runs left; return (removed, in use)."""
+    removed, busy = [], []
+    for stored in list_stored(base):
+        if keys is not None and stored.key not in keys:
+            continue
+        lock = base / "store" / "locks" / f"{stored.key}.lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder = base / "store" / stored.key
+            (folder / "payload.json").unlink()  # from here on it is absent, whatever happens
+            shutil.rmtree(folder)
+            removed.append(stored)
+        except BlockingIOError:
+            busy.append(stored)
+        finally:
+            os.close(fd)
+    if keys is None and not busy:
+        shutil.rmtree(base / "store" / "tmp", ignore_errors=True)
+    return removed, busy
+
+
+@contextmanager
+def _translated(base: Path) -> Iterator[None]:
+    """Turn an OSError of the store's file system into a StoreError that says what to do."""
+    hints = {
+        errno.ENOSPC: "free some space (`rvbundle cache prune`), or set RVBUNDLE_CACHE to another folder",
+        errno.EDQUOT: "your disk quota is used up: set RVBUNDLE_CACHE to another folder",
+        errno.EROFS: "set RVBUNDLE_CACHE to a folder that can be written",
+        errno.EACCES: "set RVBUNDLE_CACHE to a folder that you own",
+        errno.EPERM: "set RVBUNDLE_CACHE to a folder that you own",
+    }
+    try:
+        yield
+    except OSError as error:
+        text = f"can't unpack into {base}: {error.strerror}"
+        raise StoreError(text, hints.get(error.errno or 0, "")) from None
+
+
+def why_unusable(base: Path) -> str:
+    """Return why payloads can't be unpacked into `base` and run from there; "" if they can.
+
+    The nearest existing parent decides: it must belong to this user or be unreachable for others to
+    change, be writable, and allow execution.
+    """
+    place = base
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not os.access(place, os.W_OK | os.X_OK):
+        return f"{place} can't be written"
+    stat = os.statvfs(place)
+    if stat.f_flag & os.ST_RDONLY:
+        return f"{place} is on a read-only file system"
+    if stat.f_flag & os.ST_NOEXEC:
+        return f"{place} is on a file system mounted noexec"
+    if base.exists() and base.stat().st_uid != os.getuid():
+        return f"{base} belongs to another user"
+    return ""

@@ -1,0 +1,198 @@
+"""The processes of a run: the launcher waits outside, the supervisor is pid 1 of the sandbox.
+
+    launcher ── fork ──► supervisor (pid 1: makes the sandbox, reaps, forwards signals, is the pager)
+                              └── fork ──► the agent
+
+Each tells the other of its end: the supervisor dies with the launcher (PR_SET_PDEATHSIG), and its death
+ends everything in its process-id namespace; the agent's end is reported through a pipe.
+"""
+
+import json
+import os
+import resource
+import select
+import signal
+import sys
+from dataclasses import dataclass
+
+from rvbundle_runtime import sandbox
+from rvbundle_runtime import syscalls as sys_
+from rvbundle_runtime.errors import RvbundleError, SandboxError
+from rvbundle_runtime.pager import Pager
+from rvbundle_runtime.plan import NAMESPACES, NONE, PAGER_SOCKET, Plan
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_WAITED = frozenset({signal.SIGCHLD, *_FORWARDED})
+# siginfo's si_code of a signal that the kernel sent by itself (Ctrl-C at a terminal reaches the whole
+# foreground group, so it must not be forwarded a second time): asm-generic/siginfo.h
+_SI_KERNEL = 0x80
+_EXEC_FAILED = 127
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the agent ended: an exit code, or the number of the signal that ended it (else 0)."""
+
+    code: int
+    signal: int = 0
+
+
+def run(plan: Plan, pager: Pager | None) -> Outcome:
+    """Start the agent as `plan` says, wait for it, pass signals on; raises SandboxError."""
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
+    try:
+        if plan.sandbox == NONE:
+            return _run_unconfined(plan, pager, old_mask)
+        return _run_confined(plan, pager, old_mask)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+
+
+def die_like(outcome: Outcome) -> int:
+    """Return the exit code of `outcome`, or end this process by the signal that ended the agent."""
+    if outcome.signal:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the core, if any, is the agent's
+        if outcome.signal != signal.SIGKILL:
+            signal.signal(outcome.signal, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {outcome.signal})
+        os.kill(os.getpid(), outcome.signal)
+        return 128 + outcome.signal  # a signal that does not end a process
+    return outcome.code
+
+
+def _run_confined(plan: Plan, pager: Pager | None, old_mask: set[int | signal.Signals]) -> Outcome:
+    uid, gid = os.getuid(), os.getgid()
+    _unshare_outer(plan, uid, gid)
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    supervisor = os.fork()
+    if supervisor == 0:
+        os.close(reading)
+        _supervise(plan, pager, writing, uid, gid, old_mask)
+    os.close(writing)
+    _wait(supervisor)
+    with os.fdopen(reading, "rb") as pipe:
+        report = pipe.read()
+    if not report:
+        raise SandboxError("the run's supervisor was killed, and the agent with it", "out of memory?")
+    value = json.loads(report)
+    if "error" in value:
+        raise SandboxError(value["error"], value["hint"])
+    return Outcome(value["code"], value["signal"])
+
+
+def _unshare_outer(plan: Plan, uid: int, gid: int) -> None:
+    if plan.sandbox == NAMESPACES:
+        sys_.unshare(sys_.CLONE_NEWUSER | sys_.CLONE_NEWPID)
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{uid} {uid} 1\n"),
+            ("gid_map", f"{gid} {gid} 1\n"),
+        ):
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+                file.write(text)
+    else:
+        sys_.unshare(sys_.CLONE_NEWPID)
+
+
+def _supervise(
+    plan: Plan, pager: Pager | None, report: int, uid: int, gid: int, old_mask: set[int | signal.Signals]
+) -> None:
+    """Be pid 1; never returns."""
+    try:
+        sys_.prctl(sys_.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if _reader_gone(report):
+            os._exit(0)  # the launcher died before the line above could take effect
+        sys_.prctl(sys_.PR_SET_DUMPABLE, 0)  # the agent has the same user id and must not trace pid 1
+        flags = sys_.CLONE_NEWNS | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS
+        sys_.unshare(flags if plan.network else flags | sys_.CLONE_NEWNET)
+        sys_.sethostname("agent")
+        sandbox.carry_out(sandbox.operations(plan, uid, gid))
+        if pager:
+            pager.listen(PAGER_SOCKET)
+        sys_.drop_privileges()
+        value: dict[str, int | str] = {**_outcome(_wait(_start(plan, old_mask)))}
+    except RvbundleError as error:
+        value = {"error": error.message, "hint": error.hint}
+    except OSError as error:
+        value = {"error": f"sandbox: {error.filename or 'start'}: {error.strerror}", "hint": ""}
+    os.write(report, json.dumps(value).encode())
+    os._exit(0)
+
+
+def _reader_gone(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, 0)
+    return bool(poll.poll(0))
+
+
+def _run_unconfined(plan: Plan, pager: Pager | None, old_mask: set[int | signal.Signals]) -> Outcome:
+    if pager:
+        import tempfile
+
+        with tempfile.TemporaryDirectory(prefix="rvbundle-") as folder:
+            pager.listen(f"{folder}/pager")
+            plan.env["RVBUNDLE_PAGER"] = f"{folder}/pager"
+            value = _outcome(_wait(_start(plan, old_mask)))
+    else:
+        value = _outcome(_wait(_start(plan, old_mask)))
+    return Outcome(value["code"], value["signal"])
+
+
+def _outcome(status: int) -> dict[str, int]:
+    if os.WIFSIGNALED(status):
+        return {"code": 0, "signal": os.WTERMSIG(status)}
+    return {"code": os.WEXITSTATUS(status), "signal": 0}
+
+
+def _start(plan: Plan, old_mask: set[int | signal.Signals]) -> int:
+    """Fork and execute the agent; return its process id. Raises SandboxError if it can't be executed."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    agent = os.fork()
+    if agent == 0:
+        try:
+            sys_.prctl(sys_.PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.chdir(plan.workdir)
+            if plan.memory is not None:
+                resource.setrlimit(resource.RLIMIT_DATA, (plan.memory, plan.memory))
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them: programs do not expect it
+                signal.signal(number, signal.SIG_DFL)
+            if callable(signal.getsignal(signal.SIGINT)):  # else it is ignored, and stays so (nohup)
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+            os.execve(plan.argv[0], plan.argv, plan.env)
+        except OSError as error:
+            os.write(writing, f"{plan.argv[0]}: {error.strerror}".encode())
+        os._exit(_EXEC_FAILED)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        failure = pipe.read().decode()
+    if failure:
+        raise SandboxError(f"the agent could not be started: {failure}")
+    return agent
+
+
+def _wait(watched: int) -> int:
+    """Reap children and forward signals until the child `watched` ends; return its wait status."""
+    while True:
+        info = signal.sigwaitinfo(_WAITED)
+        if info.si_signo == signal.SIGCHLD:
+            while True:
+                try:
+                    pid, status = os.waitpid(-1, os.WNOHANG)
+                except ChildProcessError:
+                    break
+                if pid == watched:
+                    return status
+                if pid == 0:
+                    break
+        elif info.si_code != _SI_KERNEL:
+            _send(watched, info.si_signo)
+
+
+def _send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # it has ended meanwhile; its SIGCHLD is pending

@@ -1,0 +1,104 @@
+"""The system calls that Python 3.11 has no function for, each raising OSError with what it was doing.
+
+Numbers and flags: Linux's include/uapi (mount.h, sched.h, prctl.h, capability.h).
+"""
+
+import ctypes
+import os
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE = 32, 4096, 16384, 1 << 19
+MS_NOATIME, MS_NODIRATIME, MS_RELATIME = 1024, 2048, 1 << 21
+MNT_DETACH = 2
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41}
+_MOUNT_SETATTR = 442  # the same everywhere, like all calls since Linux 5.1
+_AT_RECURSIVE = 0x8000
+_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
+_CAPABILITY_VERSION_3 = 0x20080522
+_LAST_CAPABILITY = 63  # prctl refuses the ones that the kernel does not have
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, doing: str) -> None:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), doing)
+
+
+def unshare(flags: int) -> None:
+    """Move this process into new namespaces."""
+    _check(_libc.unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+    """Call mount(2); empty strings stand for NULL."""
+    words = [word.encode() if word else None for word in (source, target, kind, data)]
+    result = _libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
+    _check(result, f"mount {target}")
+
+
+def umount_lazily(target: str) -> None:
+    """Detach a mount and all that is mounted below it."""
+    _check(_libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    """Make `new` the root and put the old root at `old`."""
+    number = _PIVOT_ROOT[os.uname().machine]
+    _check(_libc.syscall(ctypes.c_long(number), new.encode(), old.encode()), f"pivot_root {new}")
+
+
+def make_read_only(target: str) -> None:
+    """Make the mount at `target` read-only, without set-user-id programs and devices.
+
+    With mount_setattr (Linux 5.12) the mounts below it too; on older kernels only the mount itself,
+    keeping the flags that a user namespace may not clear.
+    """
+    attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, 0, 0, 0)
+    result = _libc.syscall(
+        ctypes.c_long(_MOUNT_SETATTR),
+        ctypes.c_int(-100),  # AT_FDCWD
+        target.encode(),
+        ctypes.c_uint(_AT_RECURSIVE),
+        attributes,
+        ctypes.c_size_t(ctypes.sizeof(attributes)),
+    )
+    if result < 0:
+        kept = {os.ST_NOEXEC: MS_NOEXEC, os.ST_NOATIME: MS_NOATIME, os.ST_RELATIME: MS_RELATIME}
+        have = os.statvfs(target).f_flag
+        flags = sum(flag for bit, flag in kept.items() if have & bit)
+        mount("none", target, "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | flags)
+
+
+def prctl(option: int, value: int) -> None:
+    """Call prctl(2) with one argument."""
+    unused = ctypes.c_ulong(0)
+    _check(_libc.prctl(option, ctypes.c_ulong(value), unused, unused, unused), f"prctl {option}")
+
+
+def drop_privileges() -> None:
+    """Give up all capabilities for good, and the means to win some by executing a program."""
+    for capability in range(_LAST_CAPABILITY + 1):
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError:
+            break  # past the kernel's last capability, or none are held: then capset says the rest
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    data = (ctypes.c_uint32 * 6)()
+    _check(_libc.capset(header, data), "capset")
+
+
+def sethostname(name: str) -> None:
+    """Set the host name of this UTS namespace."""
+    _check(_libc.sethostname(name.encode(), ctypes.c_size_t(len(name.encode()))), "sethostname")
+
+
+def syncfs(fd: int) -> None:
+    """Write what the file system of `fd` has not yet written."""
+    _check(_libc.syncfs(fd), "syncfs")
