@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import rvbundle_runtime
 from rvbundle import __version__, analysis, environment, freeze, lock, stage_agent, trace
 from rvbundle.analysis import Reach
 from rvbundle.contents import contents
@@ -22,7 +23,7 @@ from rvbundle.progress import Progress
 from rvbundle.prove import prove
 from rvbundle.recipe import Recipe
 from rvbundle.stage_agent import StagedAgent
-from rvbundle.stages import Cached, Key, StageCache, key_digest, write_atomically
+from rvbundle.stages import Cached, Key, StageCache, digest_of_files, key_digest, write_atomically
 from rvbundle.trace import Trace
 
 
@@ -147,6 +148,7 @@ def _trace(
             "agent": agent.folder.parent.name,
             "workloads": [[list(w.args), w.golden, w.tolerance] for w in recipe.workloads],
             "run": [recipe.network, recipe.env],
+            "rvbundle": _code_digest(),
         }
         beside = recipe.trace_path if recipe.lock_path.exists() else None
         kept = _kept_trace(beside, key)
@@ -204,7 +206,7 @@ def _image(
         "recipe": [recipe.name, recipe.version, recipe.network, recipe.env],
         "trim": [recipe.trim, list(recipe.keep_modules), list(recipe.keep_files)],
         "workloads": [[list(w.args), w.golden, w.tolerance] for w in recipe.workloads],
-        "rvbundle": [__version__, HOT_LEVEL, COLD_LEVEL],
+        "rvbundle": _code_digest(),
     }
     names = f"{recipe.file_stem}.rvb", f"{recipe.file_stem}.cold.rvb"
 
@@ -238,6 +240,12 @@ def _image(
     image, cold = (_deliver(cached.folder / name, output / name) for name in names)
     identity = (cached.folder / "identity").read_text()
     return image, cold, identity, image.stat().st_size, cold.stat().st_size
+
+
+def _code_digest() -> str:
+    """Return a digest of all of rvbundle: what runs an agent decides what a trace sees and a proof proves."""
+    ours = (Path(__file__).parent, Path(rvbundle_runtime.__file__).parent)
+    return digest_of_files(path for folder in ours for path in folder.rglob("*.py"))
 
 
 def _deliver(source: Path, target: Path) -> Path:

@@ -3,9 +3,9 @@
 import time
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from rvbundle.progress import wide_console
 from rvbundle.stages import list_stages, prune_stages
 from rvbundle_runtime import store
 from rvbundle_runtime.host import CachePlace
@@ -22,7 +22,7 @@ def list_cache(place: CachePlace) -> dict[str, Any]:
 
 def print_cache(report: dict[str, Any]) -> None:
     """Print what `list_cache` returned."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = wide_console()
     console.print(f"{report['base']}")
     table = Table("image", "version", "MiB", "last used", "key", box=None, pad_edge=False)
     for row in report["images"]:

@@ -4,9 +4,9 @@ import fnmatch
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
+from rvbundle.progress import wide_console
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime import plan as planning
 from rvbundle_runtime import store
@@ -95,7 +95,7 @@ def _matches(entry: fmt.Entry, pattern: str) -> bool:
 
 def print_plan(report: dict[str, Any]) -> None:
     """Print what `explain` returned."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = wide_console()
     console.print(f"[bold]{report['name']} {report['version']}[/bold] on this machine:")
     for choice in report["choices"]:
         text = f"{escape(choice['value'])}  [dim]{escape(choice['reason'])}[/dim]"

@@ -23,6 +23,7 @@ from rvbundle import elf, process
 from rvbundle.compiler import compile_sources
 from rvbundle.environment import Environment, Interpreter
 from rvbundle.libraries import SystemLibraries, close_over_libraries
+from rvbundle.stages import digest_of_files
 from rvbundle_runtime.errors import FreezeError
 
 BOOT_MODULE = "_rvbundle_boot"
@@ -378,11 +379,9 @@ def _content_notes(files: list[FrozenFile], distributions: list[dict[str, Any]])
 
 def code_digest() -> str:
     """Return a digest of our own files that end in the tree or decide how it is made."""
-    boot = Path(rvbundle_runtime.__file__).parent / "guest" / f"{BOOT_MODULE}.py"
-    digest = hashlib.sha256()
-    for path in (boot, *sorted(_INSIDE.glob("*.py")), Path(__file__), Path(elf.__file__)):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    guest = Path(rvbundle_runtime.__file__).parent / "guest"
+    ours = [Path(__file__).with_name(f"{name}.py") for name in ("elf", "libraries", "compiler", "freeze")]
+    return digest_of_files([*ours, *guest.glob("*.py"), *_INSIDE.glob("*.py")])
 
 
 def plugins(frozen: Frozen) -> list[str]:

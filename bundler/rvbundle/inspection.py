@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from rvbundle.elf import join_tail
+from rvbundle.progress import wide_console
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime import store
 from rvbundle_runtime.errors import ImageError, StoreError
@@ -111,7 +111,7 @@ def _payload(index: fmt.Index, payload: fmt.Payload, shares: list[float], files:
 
 def print_report(report: dict[str, Any]) -> None:
     """Print what `inspect` returned."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = wide_console()
     console.print(
         f"[bold]{report['name']} {report['version']}[/bold]  {report['kind']}, {_mib(report['size'])}, "
         f"by {report['created_by']}\nidentity  {report['identity']}"

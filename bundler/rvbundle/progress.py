@@ -74,6 +74,6 @@ class _Running:
             self.status.update(f"{self._name}: {text}")  # type: ignore[attr-defined]
 
 
-def is_terminal() -> bool:
-    """Tell whether stderr is a terminal."""
-    return sys.stderr.isatty()
+def wide_console() -> Console:
+    """Return a console on stdout for reports; where it is no terminal, tables are not cut to 80 columns."""
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)

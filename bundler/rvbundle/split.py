@@ -56,6 +56,15 @@ HOT_DATA = ("torch/bin/torch_shm_manager",)
 _ALWAYS_HOT_LIBRARIES = ("libgcc_s.so", "libnss_", "libc.so", "ld-linux", "ld-", "libpthread.so", "libdl.so")
 
 
+# Modules that Python itself imports when something goes wrong, or for a name in an unusual encoding:
+# without them an error would be followed by a second one. Small, so always hot.
+HOT_MODULES = frozenset(
+    "traceback linecache tokenize token textwrap contextlib collections collections.abc keyword operator "
+    "reprlib functools types re re._casefix re._compiler re._constants re._parser enum copyreg "
+    "importlib importlib.util importlib.machinery importlib._abc importlib._bootstrap "
+    "importlib._bootstrap_external warnings encodings.ascii encodings.latin_1 encodings.idna stringprep "
+    "unicodedata faulthandler signal".split()
+)
 _DATA_ROLES = (freeze.DATA, freeze.PROGRAM)  # a package's own programs are data to us
 
 
@@ -126,10 +135,15 @@ class _Placer:
     def _by_rule(self, file: FrozenFile) -> str | None:
         name = os.path.basename(file.path)
         inner = self._inner(file.path)
+        is_module = file.role in (freeze.BYTECODE, freeze.EXTENSION)
+        if is_module and not file.package and module_name(inner) in HOT_MODULES:
+            return "Python imports it when something goes wrong"
         if file.package == "rvbundle" and file.role != freeze.SOURCE:
             return "part of every image"
         if file.path == f"{self._stdlib}os.pyc":
             return "the file by which Python finds its library"
+        if name.startswith("_socket.") and file.path.startswith(f"{self._stdlib}lib-dynload/"):
+            return "the import finder talks to the pager with it"
         if file.role == freeze.METADATA:
             return "metadata of an installed distribution"
         if file.role == freeze.LIBRARY and name.startswith(_ALWAYS_HOT_LIBRARIES):

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +96,14 @@ def key_digest(key: Key) -> str:
     """Return the folder name for a key: 32 hex digits of the SHA-256 of its canonical JSON."""
     text = json.dumps(key, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def digest_of_files(paths: Iterable[Path]) -> str:
+    """Return a SHA-256 (hex) of the files' names and contents, for keys that depend on our own code."""
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(f"{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -15,6 +15,7 @@ import threading
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime.errors import ImageError
 from rvbundle_runtime.image import Reader
+from rvbundle_runtime.zstd import decoder
 
 RESTORED, NOT_IN_PACK, FAILED = 0, 1, 2
 REQUEST = struct.Struct("<I")
@@ -28,6 +29,7 @@ class Pager:
 
     def __init__(self, cold: Reader, arch: str, root: str) -> None:
         """Open the tree at `root`; raises ImageError if the pack has nothing for `arch`."""
+        decoder()  # once the root has changed, nothing can be imported any more
         self._cold = cold
         self._arch = arch
         self._root = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

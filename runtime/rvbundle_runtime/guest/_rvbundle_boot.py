@@ -18,6 +18,7 @@ Python's -S leaves all this out: hot modules then load by Python's own means, co
 import _frozen_importlib as _importlib
 import _frozen_importlib_external as _external
 import _imp
+import _io
 import marshal
 import os
 import sys
@@ -40,24 +41,26 @@ class _Absent(Exception):
 
 def _restore(path):
     """Bring `path` (absolute) back from the cold pack; raises _Absent."""
-    import socket
-    import struct
+    import _socket  # not `socket`: what restores modules must not need one that may be cold
 
     address = os.environ.get("RVBUNDLE_PAGER", _SOCKET)
     if not path.startswith(_BASE):
         raise _Absent("it is outside the image")
     request = path[len(_BASE) :].encode()
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        try:
             connection.connect(address)
-            connection.sendall(struct.pack("<I", len(request)) + request)
-            status, size = struct.unpack("<BI", _receive(connection, 5))
-            text = _receive(connection, size).decode()
+            connection.sendall(len(request).to_bytes(4, "little") + request)
+            head = _receive(connection, 5)
+            text = _receive(connection, int.from_bytes(head[1:], "little")).decode()
+        finally:
+            connection.close()
     except FileNotFoundError:
         raise _Absent("no trace used it, and the cold pack is not here") from None
     except OSError as error:
         raise _Absent("the pager does not answer: %s" % error) from None
-    if status:
+    if head[0]:
         raise _Absent(text)
 
 
@@ -80,19 +83,26 @@ def _denied(fullname, path, reason):
     return ImportError(text, name=fullname, path=path)
 
 
+def _read_if_there(path):
+    try:
+        with _io.open_code(path) as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
 class PayloadLoader(_external.SourceFileLoader):
     """Loads `foo.pyc` under the name of `foo.py`; restores both from the cold pack when asked for."""
 
     def get_code(self, fullname):
         bytecode = self.path + "c"
-        try:
-            data = _external.FileLoader.get_data(self, bytecode)
-        except OSError:
+        data = _read_if_there(bytecode)
+        if data is None:
             try:
                 _restore(bytecode)
-                data = _external.FileLoader.get_data(self, bytecode)
-            except (_Absent, OSError) as error:
+            except _Absent as error:
                 raise _denied(fullname, self.path, error) from None
+            data = _external.FileLoader.get_data(self, bytecode)
         if data[:4] != _external.MAGIC_NUMBER:
             raise ImportError("%s was compiled for another Python" % bytecode, name=fullname, path=bytecode)
         code = marshal.loads(memoryview(data)[16:])
