@@ -200,7 +200,7 @@ def origin(module):
     import importlib
 
     loaded = importlib.import_module(module)
-    print(loaded.__file__, loaded.__spec__.origin, loaded.__cached__)
+    print(loaded.__file__, loaded.__spec__.origin, loaded.__spec__.cached)
 
 
 @check
@@ -232,9 +232,19 @@ def connect():
 
 
 @check
-def thread_crash():
-    """Print a traceback that names this file."""
+def crash():
+    """Print a traceback."""
     raise RuntimeError("on purpose")
+
+
+@check
+def optional(module):
+    """Import a module as an optional one."""
+    try:
+        __import__(module)
+        print("there")
+    except ImportError as error:
+        print("absent", type(error).__name__, error.name)
 
 
 if __name__ == "__main__":
