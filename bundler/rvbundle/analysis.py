@@ -8,18 +8,22 @@ import ast
 import json
 import os
 import tempfile
+import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rvbundle import process
 from rvbundle.environment import Environment, make_venv, pip_command
+from rvbundle.stages import digest_of_files
 from rvbundle_runtime.errors import FreezeError
 
 # Pinned: the driver reaches into the module graph's internals.
 PYINSTALLER = ("pyinstaller==6.22.3", "pyinstaller-hooks-contrib==2026.9")
 _INSIDE = Path(__file__).parent / "inside"
+# Of the standard library: what no agent imports, and what PyInstaller would collect half the library for.
+_STDLIB_SKIPPED = frozenset({"test", "idlelib", "lib2to3", "turtledemo", "antigravity", "this", "__main__"})
 HOOKS = Path(__file__).parent / "hooks"
 
 
@@ -54,15 +58,21 @@ def install_tools(environment: Environment, folder: Path) -> None:
         )
 
 
-def analyse(environment: Environment, tools: Path, folder: Path) -> None:
-    """Write the module graph of everything in `environment` to `folder`/graph.json."""
+def analyse(environment: Environment, tools: Path, folder: Path, stop: threading.Event) -> None:
+    """Write the module graph of everything in `environment` to `folder`/graph.json.
+
+    Raises FreezeError, also where `stop` ends it early.
+    """
     inventory = process.run([environment.python, "-I", _INSIDE / "inventory.py"]).stdout
-    seeds = top_level_names(environment.site_packages, json.loads(inventory)["distributions"])
+    value = json.loads(inventory)
+    seeds = top_level_names(environment.site_packages, value["distributions"])
+    seeds += sorted(set(value["stdlib"]) - _STDLIB_SKIPPED)
     with tempfile.TemporaryDirectory(prefix="rvbundle-analysis-") as scratch:
         done = process.run(
             [environment.python, "-I", _INSIDE / "analysis.py", tools / "tools", HOOKS, scratch],
             env=_analysis_env(scratch),
             stdin=json.dumps(seeds).encode(),
+            stop=stop,
             check=False,
         )
     if done.code:
@@ -96,6 +106,11 @@ def top_level_names(site: Path, distributions: list[dict[str, object]]) -> list[
     return sorted(names - {"test", "tests", "functorch"})
 
 
+def code_digest() -> str:
+    """Return a digest of our own files that decide the graph."""
+    return digest_of_files([Path(__file__), *_INSIDE.glob("*.py"), *HOOKS.glob("*.py")])
+
+
 def load_graph(folder: Path) -> ModuleGraph:
     """Read what `analyse` wrote."""
     value = json.loads((folder / "graph.json").read_text())
@@ -109,28 +124,47 @@ def load_graph(folder: Path) -> ModuleGraph:
     )
 
 
-def imports_of(source: bytes) -> set[str]:
+def imports_of(source: bytes, package: str = "") -> set[str]:
     """Return the modules that a source names in import statements, wherever they stand.
 
-    For `from a import b` both `a` and `a.b` (which may be a module). Relative imports are left out.
+    For `from a import b` both `a` and `a.b` (which may be a module). Relative imports are resolved
+    against `package`, and left out where there is none.
     """
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError):
         return set()
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node.module or "", node.level, package)
+            if base:
+                names |= {base} | {f"{base}.{alias.name}" for alias in node.names}
     return names
 
 
-def reach(graph: ModuleGraph, sources: Iterable[tuple[str, bytes]], plugins: Iterable[str]) -> Reach:
+def _absolute(module: str, level: int, package: str) -> str:
+    if not level:
+        return module
+    parts = package.split(".") if package else []
+    if len(parts) < level:
+        return ""
+    return ".".join([*parts[: len(parts) - level + 1], *([module] if module else [])])
+
+
+def reach(
+    graph: ModuleGraph,
+    sources: Iterable[tuple[str, bytes]],
+    plugins: Iterable[str],
+    modules: Mapping[str, Path | None],
+) -> Reach:
     """Walk `graph` from the imports of the agent's `sources`, given as (name, text), and from `plugins`.
 
     `plugins` are modules that other packages load through entry points (gymnasium's environments).
+    `modules` are all that the tree holds, with their sources: the graph was made without knowing the
+    agent, so it may lack a submodule that only the agent imports; such a one is read here.
     """
     chains: dict[str, str] = {}
     queue: deque[str] = deque()
@@ -139,7 +173,7 @@ def reach(graph: ModuleGraph, sources: Iterable[tuple[str, bytes]], plugins: Ite
         parts = module.split(".")
         for count in range(1, len(parts) + 1):
             name = ".".join(parts[:count])
-            if name not in chains and name in graph.edges:
+            if name not in chains and (name in graph.edges or name in modules):
                 chains[name] = chain if name == module else f"{chain} (as a parent of {module})"
                 queue.append(name)
 
@@ -151,12 +185,19 @@ def reach(graph: ModuleGraph, sources: Iterable[tuple[str, bytes]], plugins: Ite
     while queue:
         module = queue.popleft()
         chain = _extend(chains[module], module)
-        for target in graph.edges[module]:
+        for target in graph.edges.get(module) or _read_imports(module, modules.get(module)):
             arrive(target, chain)
         for target, hook in graph.hidden.get(module, ()):
             arrive(target, f"{chain} ({hook})")
     data = {file: f"data of {module}" for module, file in graph.data if module in chains}
     return Reach(chains, data)
+
+
+def _read_imports(module: str, source: Path | None) -> list[str]:
+    if source is None:
+        return []
+    package = module if source.name == "__init__.py" else module.rpartition(".")[0]
+    return sorted(imports_of(source.read_bytes(), package))
 
 
 def _extend(chain: str, module: str) -> str:

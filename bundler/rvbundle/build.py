@@ -7,8 +7,11 @@ Every stage takes frozen values and returns one; its result lies in the build ca
 """
 
 import os
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +26,7 @@ from rvbundle.progress import Progress
 from rvbundle.prove import prove
 from rvbundle.recipe import Recipe
 from rvbundle.stage_agent import StagedAgent
-from rvbundle.stages import Cached, Key, StageCache, digest_of_files, key_digest, write_atomically
+from rvbundle.stages import Cached, Key, StageCache, digest_of_files, write_atomically
 from rvbundle.trace import Trace
 
 
@@ -46,8 +49,8 @@ def build(recipe: Recipe, output: Path, cache_base: Path, progress: Progress) ->
     interpreter = environment.find_interpreter(recipe.python, os.environ)
     locked = get_lock(recipe, interpreter, cache, progress)
     env = _environment(recipe, locked, interpreter, cache, progress)
-    with ThreadPoolExecutor(1) as pool:
-        graph = pool.submit(_module_graph, locked, env, cache)  # a minute on one core: beside the others
+    with _beside() as (pool, stop):  # the analysis takes a minute on one core
+        graph = pool.submit(_module_graph, locked, env, cache, stop)
         frozen = _freeze(locked, env, cache, progress)
         agent = _stage_agent(recipe, interpreter, cache)
         record = _trace(recipe, frozen, agent, cache, progress)
@@ -106,12 +109,23 @@ def _environment_key(locked: lock.Lock, interpreter: Interpreter) -> Key:
     }
 
 
-def _module_graph(locked: lock.Lock, env: Environment, cache: StageCache) -> Cached:
-    hooks = sorted((path.name, path.read_text()) for path in analysis.HOOKS.glob("*.py"))
+@contextmanager
+def _beside() -> Iterator[tuple[ThreadPoolExecutor, threading.Event]]:
+    """Give a thread for work beside the block, and an event that is set when the block fails."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            yield pool, stop
+        except BaseException:
+            stop.set()
+            raise
+
+
+def _module_graph(locked: lock.Lock, env: Environment, cache: StageCache, stop: threading.Event) -> Cached:
     base: Key = {"python": env.interpreter.version, "pyinstaller": list(analysis.PYINSTALLER)}
     tools = cache.get("tools", base, lambda folder: analysis.install_tools(env, folder))
-    key: Key = {**base, **_environment_key(locked, env.interpreter), "hooks": key_digest({"all": hooks})}
-    return cache.get("analysis", key, lambda folder: analysis.analyse(env, tools.folder, folder))
+    key: Key = {**base, **_environment_key(locked, env.interpreter), "inside": analysis.code_digest()}
+    return cache.get("analysis", key, lambda folder: analysis.analyse(env, tools.folder, folder, stop))
 
 
 def _freeze(locked: lock.Lock, env: Environment, cache: StageCache, progress: Progress) -> Frozen:
@@ -182,7 +196,9 @@ def _analysis(graph: "Future[Cached]", frozen: Frozen, agent: StagedAgent, progr
     with progress.phase("analysis") as phase:
         cached = graph.result()
         sources = [(path, (agent.folder / path).read_bytes()) for path in agent.files if path.endswith(".py")]
-        reached = analysis.reach(analysis.load_graph(cached.folder), sources, freeze.plugins(frozen))
+        reached = analysis.reach(
+            analysis.load_graph(cached.folder), sources, freeze.plugins(frozen), frozen.modules()
+        )
         _note(phase, cached, f"{len(reached.modules)} modules are reachable")
         return reached
 

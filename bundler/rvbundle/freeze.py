@@ -80,6 +80,23 @@ class Frozen:
         """The standard library's path in the tree."""
         return f"usr/lib/python{self.python}"
 
+    def inner(self, path: str) -> str:
+        """Return a path of the tree relative to the entry of sys.path that it lies below, if any."""
+        for folder in ("/site-packages/", "/lib-dynload/", "/"):
+            if path.startswith(self.stdlib + folder):
+                return path[len(self.stdlib + folder) :]
+        return path
+
+    def modules(self) -> dict[str, Path | None]:
+        """Return {dotted name: source} of every module in the tree; None for extension modules."""
+        found: dict[str, Path | None] = {}
+        for file in self.files:
+            if file.role == SOURCE:
+                found[module_name(self.inner(file.path))] = self.folder / file.place
+            elif file.role == EXTENSION:
+                found.setdefault(module_name(self.inner(file.path)), None)
+        return found
+
 
 @dataclass(frozen=True)
 class _Planned:
@@ -90,6 +107,14 @@ class _Planned:
     role: str
     package: str = ""
     executable: bool = False
+
+
+def module_name(inner: str) -> str:
+    """Return the dotted name of the module at a path relative to an entry of sys.path."""
+    folder, _, name = inner.rpartition("/")
+    stem = name.partition(".")[0]
+    parts = [*(folder.split("/") if folder else []), *([] if stem == "__init__" else [stem])]
+    return ".".join(parts)
 
 
 def load(folder: Path) -> Frozen:

@@ -2,6 +2,8 @@
 
 import shlex
 import subprocess
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 from rvbundle_runtime.errors import ToolError
 
 _TAIL_LINES = 15
+_STOP_LATENCY = 0.3  # seconds until a set `stop` is noticed
 
 
 @dataclass(frozen=True)
@@ -39,27 +42,55 @@ def run(
     cwd: Path | None = None,
     stdin: bytes = b"",
     timeout: float | None = None,
+    stop: threading.Event | None = None,
     check: bool = True,
 ) -> Finished:
-    """Run `command` to its end (at most `timeout` seconds) and return what it did.
+    """Run `command` to its end (at most `timeout` seconds, or until `stop` is set) and return what it did.
 
     With `check`, an exit code other than 0 raises ToolError showing the command so that it can be pasted.
     """
     words = [str(word) for word in command]
     shown = shlex.join(words)
+    pipe = subprocess.PIPE
     try:
-        done = subprocess.run(
-            words, env=env, cwd=cwd, input=stdin, capture_output=True, timeout=timeout, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        stderr = (error.stderr or b"").decode("utf-8", "replace")
-        return Finished(shown, -9, error.stdout or b"", stderr, timed_out=True)
+        child = subprocess.Popen(words, env=env, cwd=cwd, stdin=pipe, stdout=pipe, stderr=pipe)
     except OSError as error:
         raise ToolError(f"can't start {words[0]}: {error.strerror}", f"the command was: {shown}") from None
-    result = Finished(shown, done.returncode, done.stdout, done.stderr.decode("utf-8", "replace"))
+    out, err, ended = _communicate(child, stdin, timeout, stop)
+    stderr = err.decode("utf-8", "replace")
+    if not ended:
+        return Finished(shown, -9, out, stderr, timed_out=True)
+    result = Finished(shown, child.returncode, out, stderr)
     if check and result.code != 0:
         raise ToolError(
             f"{Path(words[0]).name} failed with exit code {result.code}:\n{result.tail()}",
             f"the command was: {shown}",
         )
     return result
+
+
+def _communicate(
+    child: "subprocess.Popen[bytes]", stdin: bytes, timeout: float | None, stop: threading.Event | None
+) -> tuple[bytes, bytes, bool]:
+    """Feed and read a child to its end; kill it if time is up. Returns stdout, stderr, ended by itself."""
+    pending: bytes | None = stdin
+    deadline = None if timeout is None else time.monotonic() + timeout
+    try:
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if stop is not None:
+                left = _STOP_LATENCY if left is None else min(left, _STOP_LATENCY)
+            try:
+                out, err = child.communicate(pending, left)
+                return out, err, True
+            except subprocess.TimeoutExpired:
+                pending = None  # communicate keeps what it could not write yet
+                late = deadline is not None and time.monotonic() >= deadline
+                if late or (stop is not None and stop.is_set()):
+                    child.kill()
+                    out, err = child.communicate()
+                    return out, err, False
+    except BaseException:  # Ctrl-C: leave no child behind
+        child.kill()
+        child.wait()
+        raise

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rvbundle import freeze
 from rvbundle.analysis import Reach
-from rvbundle.freeze import Frozen, FrozenFile
+from rvbundle.freeze import Frozen, FrozenFile, module_name
 from rvbundle.recipe import Recipe
 from rvbundle.trace import Trace
 
@@ -96,6 +96,7 @@ def split(recipe: Recipe, frozen: Frozen, trace: Trace, reach: Reach) -> Split:
 class _Placer:
     def __init__(self, recipe: Recipe, frozen: Frozen, opened: Mapping[str, int], reach: Reach) -> None:
         self._recipe = recipe
+        self._frozen = frozen
         self._opened = opened
         self._reach = reach
         self._stdlib = frozen.stdlib + "/"
@@ -120,7 +121,7 @@ class _Placer:
     def _kept(self, file: FrozenFile) -> str | None:
         if self._recipe.trim == "none":
             return '[trim] level = "none"'
-        inner = self._inner(file.path)
+        inner = self._frozen.inner(file.path)
         for pattern in self._recipe.keep_files:
             if fnmatch.fnmatch(inner, pattern) or fnmatch.fnmatch(file.path, pattern):
                 return f"[keep] files has {pattern}"
@@ -134,7 +135,7 @@ class _Placer:
 
     def _by_rule(self, file: FrozenFile) -> str | None:
         name = os.path.basename(file.path)
-        inner = self._inner(file.path)
+        inner = self._frozen.inner(file.path)
         is_module = file.role in (freeze.BYTECODE, freeze.EXTENSION)
         if is_module and not file.package and module_name(inner) in HOT_MODULES:
             return "Python imports it when something goes wrong"
@@ -167,7 +168,7 @@ class _Placer:
         return None
 
     def _why_cold(self, file: FrozenFile) -> str:
-        inner = self._inner(file.path)
+        inner = self._frozen.inner(file.path)
         if file.role == freeze.SOURCE:
             return "a source: its bytecode is what runs"
         if file.role in _DATA_ROLES:
@@ -184,21 +185,6 @@ class _Placer:
             if fnmatch.fnmatchcase(inner, pattern):
                 return what
         return None
-
-    def _inner(self, path: str) -> str:
-        """Return a path relative to site-packages or the standard library, if it lies there."""
-        for prefix in (self._site, self._stdlib + "lib-dynload/", self._stdlib):
-            if path.startswith(prefix):
-                return path[len(prefix) :]
-        return path
-
-
-def module_name(inner: str) -> str:
-    """Return the dotted name of the module at a path relative to an entry of sys.path."""
-    folder, _, name = inner.rpartition("/")
-    stem = name.partition(".")[0]
-    parts = [*(folder.split("/") if folder else []), *([] if stem == "__init__" else [stem])]
-    return ".".join(parts)
 
 
 def cold_list(frozen: Frozen, placed: tuple[Placed, ...]) -> str:

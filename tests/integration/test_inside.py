@@ -36,10 +36,8 @@ def test_the_agent_sees_only_what_it_should(probe_image: Path, tmp_path: Path) -
     assert facts["prefix"] == "/usr"
     assert facts["file"] == "/app/probe.py"
     assert facts["path"][0] == "/app"
-    assert facts["root"] == sorted(
-        ["agent", "app", "bin", "dev", "etc", "home", "lib", "lib64", "proc", "run", "sbin", "sys", "tmp"]
-        + ["usr", "var"]
-    )
+    root = "agent app bin dev etc home lib lib64 proc run sbin sys tmp usr var"
+    assert facts["root"] == root.split()
     assert facts["capabilities"] == "0000000000000000"
     assert facts["no_new_privs"] == "1"
     assert facts["processes"] == [1, facts["pid"]]
@@ -47,7 +45,14 @@ def test_the_agent_sees_only_what_it_should(probe_image: Path, tmp_path: Path) -
 
 
 def test_children_of_every_kind(probe_image: Path) -> None:
-    assert lines(probe_image, "children") == ["child 0", "child 1", "child 0", "shell 2", "bare 1", "script 9"]
+    assert lines(probe_image, "children") == [
+        "child 0",
+        "child 1",
+        "child 0",
+        "shell 2",
+        "bare 1",
+        "script 9",
+    ]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -65,9 +70,7 @@ def test_cold_modules_come_from_the_pack(probe_image: Path) -> None:
 def test_cold_modules_look_as_in_an_environment(probe_image: Path) -> None:
     stdlib = "/usr/lib/python3.11"
     cached = f"{stdlib}/__pycache__/colorsys.cpython-311.pyc"
-    assert lines(probe_image, "origin", "colorsys") == [
-        f"{stdlib}/colorsys.py {stdlib}/colorsys.py {cached}"
-    ]
+    assert lines(probe_image, "origin", "colorsys") == [f"{stdlib}/colorsys.py {stdlib}/colorsys.py {cached}"]
     assert lines(probe_image, "find", "sqlite3") == [f"{stdlib}/sqlite3/__init__.py"]
     assert lines(probe_image, "find", "no_such_module") == ["None"]
     expected = subprocess.run(
@@ -111,9 +114,7 @@ def test_without_the_pack_the_error_says_what_to_do(alone: Path, tmp_path: Path)
     assert result.err.splitlines()[-1] == f"ImportError: {message}"
 
 
-def test_without_the_pack_an_optional_import_is_not_swallowed_in_silence(
-    alone: Path, tmp_path: Path
-) -> None:
+def test_without_the_pack_an_optional_import_is_not_swallowed_in_silence(alone: Path, tmp_path: Path) -> None:
     env = {"RVBUNDLE_CACHE": str(tmp_path / "cache")}
     result = run_cli("run", alone, "optional", "colorsys", env=env)
     assert result.out == "absent ImportError colorsys\n"

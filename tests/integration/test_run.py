@@ -164,7 +164,9 @@ def test_the_image_is_read_only(probe_image: Path, place: str) -> None:
 def test_volumes(probe_image: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "in.txt").write_text("input")
-    assert run_cli("run", "-v", f"{tmp_path}/data:/data", probe_image, "read", "/data/in.txt").out == "input\n"
+    assert (
+        run_cli("run", "-v", f"{tmp_path}/data:/data", probe_image, "read", "/data/in.txt").out == "input\n"
+    )
     relative = run_cli("run", "-v", "data:/data:ro", probe_image, "read", "/data/in.txt", cwd=tmp_path)
     assert relative.out == "input\n"
     refused = run_cli("run", "-v", f"{tmp_path}/data:/data:ro", probe_image, "write", "/data/out.txt")

@@ -29,7 +29,8 @@ def main() -> None:
     """Write the inventory to standard output."""
     found = [_describe(d) for d in importlib.metadata.distributions() if d.metadata["Name"]]
     found.sort(key=lambda d: d["name"].lower())
-    json.dump({"prefix": sys.prefix, "distributions": found}, sys.stdout)
+    stdlib = sorted(getattr(sys, "stdlib_module_names", ()))  # Python 3.10 and newer
+    json.dump({"prefix": sys.prefix, "distributions": found, "stdlib": stdlib}, sys.stdout)
 
 
 main()

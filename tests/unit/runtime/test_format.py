@@ -209,7 +209,9 @@ def test_bad_link(path: str, target: str) -> None:
     assert caught.value.message == f"the index holds a link that leaves the tree: {path!r} -> {target!r}"
 
 
-def entry(path: str, kind: str = "f", what: int | str = 0, package: int = -1, reason: int = 0) -> list[object]:
+def entry(
+    path: str, kind: str = "f", what: int | str = 0, package: int = -1, reason: int = 0
+) -> list[object]:
     return [path, kind, what, package, reason]
 
 
@@ -280,7 +282,9 @@ def test_index_round_trip_is_canonical() -> None:
             [entry("a", "t"), entry("a", "t")], "the index names a path twice: 'a'", id="duplicate tail"
         ),
         pytest.param(
-            [entry("a", "l", "b"), entry("a/x")], "'a/x' lies below 'a', which is no folder", id="below a link"
+            [entry("a", "l", "b"), entry("a/x")],
+            "'a/x' lies below 'a', which is no folder",
+            id="below a link",
         ),
         pytest.param(
             [entry("a/x/y"), entry("a", "l", "b")],
@@ -300,19 +304,21 @@ def test_index_round_trip_is_canonical() -> None:
         pytest.param([entry("a", "t", -1)], "'a' refers to a blob that is not there", id="tail without blob"),
         pytest.param([entry("a", "d", 7)], "'a' refers to a blob that is not there", id="folder with a blob"),
         pytest.param(
-            [entry("a", "f", 0, 1)], "'a' refers to a package or reason that is not there", id="package too high"
+            [entry("a", "f", 0, 1)],
+            "'a' refers to a package or reason that is not there",
+            id="package too high",
         ),
         pytest.param(
-            [entry("a", "f", 0, -2)], "'a' refers to a package or reason that is not there", id="package too low"
+            [entry("a", "f", 0, -2)],
+            "'a' refers to a package or reason that is not there",
+            id="package too low",
         ),
         pytest.param(
             [entry("a", "f", 0, -1, 1)],
             "'a' refers to a package or reason that is not there",
             id="reason too high",
         ),
-        pytest.param(
-            [entry("/a")], "the index holds a path that leaves the tree: '/a'", id="absolute path"
-        ),
+        pytest.param([entry("/a")], "the index holds a path that leaves the tree: '/a'", id="absolute path"),
         pytest.param(
             [entry("a/../../b", "d", -1)],
             "the index holds a path that leaves the tree: 'a/../../b'",

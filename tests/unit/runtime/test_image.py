@@ -53,7 +53,9 @@ def test_what_was_packed_is_read(image: Path) -> None:
                 assert reader.read_blob(blob_of(reader, packed.path)) == packed.content
         # Equal contents are one blob, and the agent's files have a frame of their own.
         assert blob_of(reader, "usr/lib/data.txt") == blob_of(reader, "usr/lib/copy.txt")
-        frames = {path: index.blobs[blob_of(reader, path)].frame for path in ("app/train.py", "usr/bin/agent")}
+        frames = {
+            path: index.blobs[blob_of(reader, path)].frame for path in ("app/train.py", "usr/bin/agent")
+        }
         assert len(set(frames.values())) == 2
 
 
@@ -85,7 +87,9 @@ def test_blob_larger_than_frames(tmp_path: Path) -> None:
     inspection.verify(tmp_path / "x.rvb")
 
 
-@pytest.mark.parametrize("prefix", [b"#!/bin/sh\nexec rvbundle\n", b"\x7fELF" + bytes(5000)], ids=["sh", "elf"])
+@pytest.mark.parametrize(
+    "prefix", [b"#!/bin/sh\nexec rvbundle\n", b"\x7fELF" + bytes(5000)], ids=["sh", "elf"]
+)
 def test_anything_may_stand_before_the_header(image: Path, prefix: bytes) -> None:
     with Reader(image) as reader:
         identity = reader.identity
@@ -323,8 +327,12 @@ FORGERIES = [
     pytest.param(set_frame(1, 4 << 20), "frame 0 lies outside the image", id="frame size"),
     pytest.param(set_frame(2, 1 << 40), "frame 0 claims 1099511627776 bytes", id="huge frame"),
     pytest.param(set_frame(0, 17), "is damaged in 1 of 3 frames", id="shifted frame"),
-    pytest.param(grow_frame, "is damaged in 1 of 3 frames; files that are affected:", id="frame of another raw size"),
-    pytest.param(shrink_last_frame, "is damaged in 1 of 3 frames; files that are affected:", id="blobs of nothing"),
+    pytest.param(
+        grow_frame, "is damaged in 1 of 3 frames; files that are affected:", id="frame of another raw size"
+    ),
+    pytest.param(
+        shrink_last_frame, "is damaged in 1 of 3 frames; files that are affected:", id="blobs of nothing"
+    ),
     pytest.param(swap_digests, "damaged", id="digests swapped"),
 ]
 
@@ -360,7 +368,9 @@ def test_forged_index_is_never_unpacked(
     ],
     ids=["inspect --files", "inspect", "verify", "read"],
 )
-def test_blob_that_starts_behind_its_frame(tmp_path: Path, image: Path, show: Callable[[Path], object]) -> None:
+def test_blob_that_starts_behind_its_frame(
+    tmp_path: Path, image: Path, show: Callable[[Path], object]
+) -> None:
     """Either refused as damage, or read as the place it means; never another error."""
 
     def change(value: dict[str, Any]) -> None:
@@ -406,8 +416,12 @@ def test_frame_without_a_declared_size(tmp_path: Path, image: Path) -> None:
     shifted.write_bytes(begin + index + fmt.pack_footer(moved))
 
     def change(value: dict[str, Any]) -> None:
-        value["frames"].append([footer.index_offset, len(bare), len(content), hashlib.sha256(bare).hexdigest()])
-        value["blobs"].append([hashlib.sha256(content).hexdigest(), len(value["frames"]) - 1, 0, len(content)])
+        value["frames"].append(
+            [footer.index_offset, len(bare), len(content), hashlib.sha256(bare).hexdigest()]
+        )
+        value["blobs"].append(
+            [hashlib.sha256(content).hexdigest(), len(value["frames"]) - 1, 0, len(content)]
+        )
 
     path = forge(shifted, tmp_path / "x.rvb", change)
     with Reader(path) as reader:

@@ -130,7 +130,9 @@ def remove_root(folder: Path) -> None:
     [break_payload_json, remove_payload_json, list_payload_json, drop_argv, add_key, remove_root],
     ids=lambda f: f.__name__,
 )
-def test_damaged_from_outside_is_unpacked_anew(base: Path, image: Path, damage: Callable[[Path], None]) -> None:
+def test_damaged_from_outside_is_unpacked_anew(
+    base: Path, image: Path, damage: Callable[[Path], None]
+) -> None:
     unpacked = ensure(base, image)
     (unpacked.root / "app/stray").write_text("")
     damage(unpacked.root.parent)
@@ -411,7 +413,8 @@ def test_list_is_sorted_by_use(base: Path, image: Path, tmp_path: Path) -> None:
     for _ in range(2):
         for stored in store.list_stored(base):
             when = times[stored.name]
-            os.utime(base / "store" / stored.key / "payload.json", (when, when))
+            for name in (f"{stored.key}/payload.json", f"locks/{stored.key}.lock"):
+                os.utime(base / "store" / name, (when, when))
         listed = store.list_stored(base)
         assert [s.name for s in listed] == sorted(times, key=lambda n: -times[n])
         times = {"demo": 1000.0, "other": 2000.0}

@@ -52,7 +52,14 @@ def test_another_size(decode: zstd.Decoder, size: int) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"no zstd at all", FRAME[:3], FRAME[:-1], FRAME[: len(FRAME) // 2], b"\x28\xb5\x2f\xfd" + bytes(40)],
+    [
+        b"",
+        b"no zstd at all",
+        FRAME[:3],
+        FRAME[:-1],
+        FRAME[: len(FRAME) // 2],
+        b"\x28\xb5\x2f\xfd" + bytes(40),
+    ],
     ids=["empty", "foreign", "magic cut", "end cut", "half", "zeros"],
 )
 def test_no_frame(decode: zstd.Decoder, data: bytes) -> None:

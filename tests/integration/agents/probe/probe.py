@@ -55,7 +55,9 @@ def facts():
                 "home": os.path.expanduser("~"),
                 "capabilities": _status("CapEff"),
                 "no_new_privs": _status("NoNewPrivs"),
-                "interfaces": sorted(os.listdir("/sys/class/net")) if os.path.exists("/sys/class/net") else None,
+                "interfaces": sorted(os.listdir("/sys/class/net"))
+                if os.path.exists("/sys/class/net")
+                else None,
                 "dev": sorted(os.listdir("/dev")),
                 "processes": sorted(int(p) for p in os.listdir("/proc") if p.isdigit()),
             }

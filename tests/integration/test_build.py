@@ -1,0 +1,237 @@
+"""`rvbundle build`: stages and their cache, locks, determinism; and the commands that look at an image."""
+
+import filecmp
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import AGENTS, TEST_CACHE, run_cli
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> Path:
+    """A copy of the probe agent's folder."""
+    return Path(shutil.copytree(AGENTS / "probe", tmp_path / "probe"))
+
+
+def phases(err: str) -> dict[str, str]:
+    """Return {phase: "done" or "reused"} from a build's progress."""
+    rows = [line.split() for line in err.splitlines() if line.startswith(("done", "reused"))]
+    return {row[1].rstrip(":"): row[0] for row in rows}
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_an_unchanged_recipe_is_not_built_again(probe: Path, tmp_path: Path) -> None:
+    assert run_cli("build", probe, "-o", tmp_path / "out").code == 0
+    again = run_cli("build", probe, "-o", tmp_path / "out", "--verbose")
+    assert set(phases(again.err).values()) == {"reused"}
+    assert "nothing that it depends on has changed" in again.err
+
+
+def test_a_changed_agent_keeps_the_environment(probe: Path, tmp_path: Path) -> None:
+    assert run_cli("build", probe, "-o", tmp_path / "out").code == 0
+    with (probe / "probe.py").open("a") as file:
+        file.write(f"\n# {tmp_path}\n")
+    again = run_cli("build", probe, "-o", tmp_path / "out", "--verbose")
+    done = phases(again.err)
+    assert [done[name] for name in ("lock", "environment", "freeze", "analysis")] == ["reused"] * 4
+    assert [done[name] for name in ("trace", "pack", "prove")] == ["done"] * 3
+    assert "changed since the last build: agent" in again.err
+
+
+def test_two_builds_give_identical_bytes(probe: Path, tmp_path: Path) -> None:
+    """Also from two empty caches: bytecode, order, times and compression are all fixed."""
+    images = []
+    for name in ("a", "b"):
+        env = {"RVBUNDLE_CACHE": str(tmp_path / f"cache-{name}")}
+        folder = tmp_path / name
+        assert run_cli("lock", probe, env=env).code == 0
+        result = run_cli("build", probe, "-o", folder, env=env)
+        assert result.code == 0, result.err
+        images.append(folder)
+    assert sha256(images[0] / "probe-1.0.rvb") == sha256(images[1] / "probe-1.0.rvb")
+    assert sha256(images[0] / "probe-1.0.cold.rvb") == sha256(images[1] / "probe-1.0.cold.rvb")
+
+
+def test_a_lock_keeps_the_trace_record_beside_it(probe: Path, tmp_path: Path) -> None:
+    result = run_cli("lock", probe)
+    assert result.code == 0, result.err
+    assert Path(result.out.strip()) == probe / "recipe.lock"
+    assert run_cli("build", probe, "-o", tmp_path / "out").code == 0
+    record = json.loads((probe / "recipe.trace").read_text())
+    assert record["workloads"][0]["stdout"] == "hello world\n"
+    assert any(path.endswith("lib-dynload") is False for path in record["workloads"][0]["opened"])
+    again = run_cli("build", probe, "-o", tmp_path / "out", "--verbose")
+    assert "reused  trace: recipe.trace" in again.err
+
+
+def test_builds_print_where_and_how_large(probe: Path, tmp_path: Path) -> None:
+    result = run_cli("build", probe / "recipe.toml", "-o", tmp_path / "out", "--json")
+    built = json.loads(result.out)
+    image = tmp_path / "out" / "probe-1.0.rvb"
+    assert built["image"] == str(image)
+    assert built["image_size"] == image.stat().st_size
+    assert built["cold_size"] == image.with_name("probe-1.0.cold.rvb").stat().st_size
+    assert not [p for p in (tmp_path / "out").iterdir() if p.name.startswith(".")]
+
+
+def test_entry_as_function_and_include(tmp_path: Path) -> None:
+    agent = tmp_path / "agent"
+    (agent / "mine").mkdir(parents=True)
+    (agent / "data").mkdir()
+    (agent / "mine" / "__init__.py").write_text("")
+    (agent / "mine" / "start.py").write_text(
+        "import pathlib, sys\n\n\ndef main():\n"
+        "    text = (pathlib.Path(__file__).parent.parent / 'data' / 'x.txt').read_text()\n"
+        "    print(text, sys.argv[1:])\n    return 0\n"
+    )
+    (agent / "data" / "x.txt").write_text("data")
+    (agent / "recipe.toml").write_text(
+        '[agent]\nname = "function"\nversion = "1"\nentry = "mine.start:main"\ninclude = ["data"]\n'
+        '[python]\nversion = "3.11"\n[[trace]]\nargs = ["a"]\ngolden = true\n'
+        "[run]\nenv = { GREETING = 'hi' }\n"
+    )
+    result = run_cli("build", agent, "-o", tmp_path)
+    assert result.code == 0, result.err
+    assert run_cli("run", tmp_path / "function-1.rvb", "b").out == "data ['b']\n"
+
+
+@pytest.mark.parametrize("level", ["reachable", "none"])
+def test_trim_levels(probe: Path, tmp_path: Path, level: str) -> None:
+    with (probe / "recipe.toml").open("a") as file:
+        file.write(f'\n[trim]\nlevel = "{level}"\n')
+    assert run_cli("build", probe, "-o", tmp_path / "out").code == 0
+    image = tmp_path / "alone.rvb"
+    shutil.copy(tmp_path / "out" / "probe-1.0.rvb", image)
+    # multiprocessing is imported inside a function that no trace calls
+    assert run_cli("run", image, "pool", "spawn").out == "spawn [0, 2, 4, 6]\n"
+    left_out = run_cli("run", image, "load", "wsgiref.types")
+    assert (left_out.code == 0) == (level == "none")
+
+
+def test_keep(probe: Path, tmp_path: Path) -> None:
+    with (probe / "recipe.toml").open("a") as file:
+        file.write('\n[keep]\nmodules = ["wsgiref", "colorsys"]\nfiles = ["tarfile.py", "idlelib/*.html"]\n')
+    assert run_cli("build", probe, "-o", tmp_path / "out").code == 0
+    rows = json.loads(run_cli("inspect", tmp_path / "out" / "probe-1.0.rvb", "--files", "--json").out)
+    reasons = {row["path"]: row["reason"] for row in rows["payloads"][0]["entries"]}
+    stdlib = "usr/lib/python3.11"
+    assert reasons[f"{stdlib}/wsgiref/types.pyc"] == "[keep] modules has wsgiref"
+    assert reasons[f"{stdlib}/colorsys.pyc"] == "[keep] modules has colorsys"
+    assert reasons[f"{stdlib}/tarfile.py"] == "[keep] files has tarfile.py"
+    assert reasons[f"{stdlib}/idlelib/help.html"] == "[keep] files has idlelib/*.html"
+
+
+def test_inspect(probe_image: Path) -> None:
+    report = json.loads(run_cli("inspect", probe_image, "--json").out)
+    assert (report["kind"], report["name"], report["version"]) == ("image", "probe", "1.0")
+    assert report["size"] == probe_image.stat().st_size
+    (payload,) = report["payloads"]
+    assert payload["arch"] == os.uname().machine
+    assert payload["python"].startswith("3.11.")
+    assert sum(row["compressed"] for row in payload["packages"]) < report["size"]
+    assert any(row["path"].endswith("libc.so.6") for row in payload["libraries"])
+    cold = json.loads(run_cli("inspect", probe_image.with_name("probe-1.0.cold.rvb"), "--json").out)
+    assert cold["bound_to"] == report["identity"]
+    text = run_cli("inspect", probe_image).out
+    assert "probe 1.0  image" in text
+    assert "(Python and system)" in text
+    assert "/app/probe.py" in text
+
+
+def test_explain(probe_image: Path) -> None:
+    text = run_cli("explain", probe_image).out
+    for part in (
+        "native to this machine",
+        "user namespaces work here",
+        "found beside the image",
+        "hello world",
+        "opened by trace 1",
+    ):
+        assert part in text
+    rows = json.loads(run_cli("explain", probe_image, "--files", "json/*.pyc", "--json").out)
+    sides = {row["path"].rpartition("/")[2]: (row["side"], row["reason"]) for row in rows}
+    assert sides["decoder.pyc"] == ("hot", "opened by trace 1")
+    assert sides["tool.pyc"][0] == "cold"
+    (row,) = json.loads(run_cli("explain", probe_image, "--files", "multiprocessing/pool.pyc", "--json").out)
+    assert row["reason"].startswith("no trace imported it, though it is reachable: probe.py")
+
+
+def test_verify(probe_image: Path) -> None:
+    result = run_cli("verify", probe_image)
+    assert [line.partition(": intact")[0] for line in result.out.splitlines()] == [
+        str(probe_image),
+        str(probe_image.with_name("probe-1.0.cold.rvb")),
+    ]
+
+
+def test_extract_gives_the_plain_tree(probe_image: Path, tmp_path: Path) -> None:
+    result = run_cli("extract", probe_image, tmp_path / "tree")
+    assert result.out.endswith("whole\n"), result.err
+    tree = tmp_path / "tree"
+    frozen = [p for p in (TEST_CACHE / "build" / "environment").glob("*/venv") if p.is_dir()]
+    assert frozen
+    stdlib = Path(os.__file__).parent
+    assert filecmp.cmp(tree / "usr/lib/python3.11/tarfile.py", stdlib / "tarfile.py", shallow=False)
+    (extension,) = (tree / "usr/lib/python3.11/lib-dynload").glob("_json.*.so")
+    # symbol tables and all: the library is byte for byte the one that was frozen
+    assert filecmp.cmp(extension, stdlib / "lib-dynload" / extension.name, shallow=False)
+
+
+def test_extract_without_the_cold_pack(alone: Path, tmp_path: Path) -> None:
+    result = run_cli("extract", alone, tmp_path / "tree")
+    assert "the hot part only (no probe-1.0.cold.rvb beside the image)" in result.out
+    assert not (tmp_path / "tree/usr/lib/python3.11/tarfile.pyc").exists()
+
+
+def test_cache(probe: Path, tmp_path: Path) -> None:
+    env = {"RVBUNDLE_CACHE": str(tmp_path / "cache")}
+    assert run_cli("build", probe, "-o", tmp_path, env=env).code == 0
+    assert run_cli("run", tmp_path / "probe-1.0.rvb", "hello", env=env).code == 0
+    listing = json.loads(run_cli("cache", "ls", "--json", env=env).out)
+    assert [row["name"] for row in listing["images"]] == ["probe"]
+    assert {"environment", "freeze", "trace", "image"} <= {row["stage"] for row in listing["stages"]}
+    assert "probe" in run_cli("cache", "ls", env=env).out
+    pruned = run_cli("cache", "prune", env=env)
+    assert pruned.out.startswith("removed 1 unpacked images")
+    assert json.loads(run_cli("cache", "ls", "--json", env=env).out) == {
+        "base": str(tmp_path / "cache"),
+        "images": [],
+        "stages": [],
+    }
+
+
+def test_init_writes_a_recipe_that_builds(tmp_path: Path) -> None:
+    agent = tmp_path / "My Agent"
+    agent.mkdir()
+    (agent / "helper.py").write_text("VALUE = 3\n")
+    (agent / "train.py").write_text(
+        "import json\n\nimport helper\n\nif __name__ == '__main__':\n    print(json.dumps(helper.VALUE))\n"
+    )
+    result = run_cli("init", cwd=agent)
+    assert result.code == 0, result.err
+    assert (agent / "recipe.toml").exists()
+    built = run_cli("build", "recipe.toml", cwd=agent)
+    assert built.code == 0, built.err
+    assert run_cli("run", "dist/My-Agent-0.1.0.rvb", cwd=agent).out == "3\n"
+    refused = run_cli("init", cwd=agent)
+    assert (refused.code, refused.err) == (
+        101,
+        "error: recipe.toml is there already\n\nhint: --force replaces it\n",
+    )
+
+
+def test_help_version_and_completion() -> None:
+    assert run_cli("--version").out.startswith("rvbundle 0.")
+    text = run_cli("--help").out
+    for name in ("build", "run", "explain", "inspect", "verify", "lock", "init", "extract", "shell", "cache"):
+        assert name in text
+        assert "Example" in run_cli(name, "--help").out or name == "cache"
+    assert "complete" in run_cli("--show-completion", "bash", env={"SHELL": "/bin/bash"}).out.lower()

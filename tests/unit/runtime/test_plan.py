@@ -1,0 +1,231 @@
+from dataclasses import replace
+
+import pytest
+
+from rvbundle_runtime import plan as planning
+from rvbundle_runtime.errors import HostError, SandboxError
+from rvbundle_runtime.host import Host
+from rvbundle_runtime.options import RunOptions, Volume
+from rvbundle_runtime.plan import ColdPack, Mount, Plan, choose_arch, make_plan
+from rvbundle_runtime.store import PayloadInfo
+
+HOST = Host(
+    arch="riscv64",
+    kernel="6.6.0",
+    page_size=4096,
+    uid=1000,
+    gid=1000,
+    cwd="/home/me/work",
+    environ={
+        "HOME": "/home/me",
+        "USER": "me",
+        "LOGNAME": "me",
+        "PATH": "/opt/bin:/usr/bin",
+        "TERM": "xterm",
+        "TZ": "UTC",
+        "LD_PRELOAD": "/evil.so",
+        "LD_LIBRARY_PATH": "/evil",
+        "PYTHONPATH": "/evil",
+        "OMP_NUM_THREADS": "7",
+        "http_proxy": "http://proxy",
+        "NO_PROXY": "localhost",
+        "SECRET": "s3cret",
+        "TMPDIR": "/scratch",
+    },
+    namespaces_denied="",
+    namespaces_fix="",
+)
+INFO = PayloadInfo(
+    "ab" * 32,
+    "demo",
+    "1.0",
+    "riscv64",
+    "wheels",
+    "3.11.7",
+    ("/usr/bin/python3", "/app/x.py", "-u"),
+    "usr/lib/riscv64-linux-gnu",
+    False,
+    {"SEED": "1"},
+)
+NO_PACK = ColdPack("", "there is no x.cold.rvb beside the image")
+ROOT = "/store/root"
+
+
+def plan(host: Host = HOST, info: PayloadInfo = INFO, pack: ColdPack = NO_PACK, **options: object) -> Plan:
+    return make_plan(host, ROOT, info, RunOptions("x.rvb", **options), pack)  # type: ignore[arg-type]
+
+
+def choice(made: Plan, what: str) -> tuple[str, str]:
+    (found,) = [c for c in made.choices if c.what == what]
+    return found.value, found.reason
+
+
+def test_native_payload() -> None:
+    assert choose_arch(HOST, ("x86_64", "riscv64"), "x.rvb") == "riscv64"
+
+
+def test_no_native_payload() -> None:
+    with pytest.raises(HostError) as caught:
+        choose_arch(HOST, ("x86_64", "aarch64"), "x.rvb")
+    assert caught.value.message == "x.rvb has no payload for this machine (riscv64); it has: x86_64, aarch64"
+    assert caught.value.hint.startswith("build it on a machine of this architecture")
+
+
+def test_plain_run() -> None:
+    made = plan()
+    assert (made.root, made.info, made.sandbox, made.network) == (ROOT, INFO, "namespaces", False)
+    assert made.argv == ("/usr/bin/python3", "/app/x.py", "-u")
+    assert (made.workdir, made.memory, made.cold) == ("/agent", None, None)
+    assert choice(made, "payload") == ("riscv64", "native to this machine (riscv64)")
+    assert choice(made, "sandbox") == ("namespaces", "user namespaces work here")
+    assert choice(made, "network") == ("off", "the recipe says so")
+    assert choice(made, "cold pack") == ("none", "there is no x.cold.rvb beside the image")
+    assert choice(made, "working folder") == ("/home/me/work", "seen as /agent")
+
+
+def test_every_choice_has_a_reason() -> None:
+    made = plan(memory=3 << 30, network=True, cwd=False)
+    assert all(c.what and c.value and c.reason for c in made.choices)
+    assert len({c.what for c in made.choices}) == len(made.choices)
+
+
+def test_arguments_follow_the_start_words() -> None:
+    assert plan(arguments=("--x", "/y")).argv == ("/usr/bin/python3", "/app/x.py", "-u", "--x", "/y")
+
+
+def test_cold_pack_and_memory() -> None:
+    made = plan(pack=ColdPack("/c.rvb", "named"), memory=3 << 29)
+    assert made.cold == "/c.rvb"
+    assert choice(made, "cold pack") == ("/c.rvb", "named")
+    assert choice(made, "memory") == ("1536 MiB of data per process", "--memory (RLIMIT_DATA)")
+
+
+def test_environment_inside_is_an_allow_list() -> None:
+    assert plan().env == {
+        "TERM": "xterm",
+        "TZ": "UTC",
+        "LANG": "C.UTF-8",
+        "PATH": "/usr/bin:/bin",
+        "SHELL": "/bin/sh",
+        "SDL_VIDEODRIVER": "dummy",
+        "SDL_AUDIODRIVER": "dummy",
+        "HOME": "/home/agent",
+        "USER": "agent",
+        "LOGNAME": "agent",
+        "SEED": "1",
+    }
+
+
+def test_proxies_come_with_the_network() -> None:
+    env = plan(network=True).env
+    assert (env["http_proxy"], env["NO_PROXY"]) == ("http://proxy", "localhost")
+    assert "SECRET" not in env
+
+
+def test_env_options_win_over_the_recipe() -> None:
+    env = plan(env=(("SEED", "2"), ("SECRET", None), ("MISSING", None), ("HOME", "/x"))).env
+    assert (env["SEED"], env["SECRET"], env["HOME"]) == ("2", "s3cret", "/x")
+    assert "MISSING" not in env
+
+
+@pytest.mark.parametrize(
+    ("recipe", "option", "expected"),
+    [
+        (False, None, ("off", "the recipe says so")),
+        (True, None, ("on", "the recipe says so")),
+        (False, True, ("on", "the command line says so")),
+        (True, False, ("off", "the command line says so")),
+    ],
+)
+def test_network(recipe: bool, option: bool | None, expected: tuple[str, str]) -> None:
+    made = plan(info=replace(INFO, network=recipe), network=option)
+    assert choice(made, "network") == expected
+    assert made.network == (expected[0] == "on")
+    assert any(m.source == "/etc/resolv.conf" for m in made.mounts) == made.network
+
+
+def test_mounts() -> None:
+    made = plan(volumes=(Volume("data", "/data", True), Volume("/abs", "/b")), devices=("dri", "/dev/snd"))
+    own = [m for m in made.mounts if not m.optional]
+    assert own == [
+        Mount("/home/me/work", "/agent", read_only=False),
+        Mount("/home/me/work/data", "/data", read_only=True),
+        Mount("/abs", "/b", read_only=False),
+        Mount("/dev/dri", "/dev/dri", read_only=False),
+        Mount("/dev/snd", "/dev/snd", read_only=False),
+    ]
+    assert all(m.read_only for m in made.mounts if m.optional)
+
+
+def test_no_cwd() -> None:
+    made = plan(cwd=False)
+    assert all(m.target != "/agent" for m in made.mounts)
+    assert choice(made, "working folder") == ("empty", "--no-cwd")
+
+
+def test_without_namespaces() -> None:
+    host = replace(HOST, namespaces_denied="AppArmor denies them", namespaces_fix="sudo sysctl -w x=0")
+    with pytest.raises(SandboxError) as caught:
+        plan(host)
+    assert caught.value.message == (
+        "the sandbox needs user namespaces, and they can't be had: AppArmor denies them"
+    )
+    assert caught.value.hint == (
+        "sudo sysctl -w x=0\n  or, if you trust the agent as you trust yourself: rvbundle run --no-sandbox"
+    )
+
+
+def test_root_can_do_without_namespaces() -> None:
+    host = replace(HOST, uid=0, gid=0, namespaces_denied="they are off")
+    assert choice(plan(host), "sandbox") == (
+        "root",
+        "no user namespaces (they are off), but root can do without",
+    )
+
+
+def test_no_sandbox() -> None:
+    made = plan(sandbox=False)
+    assert (made.sandbox, made.workdir) == (planning.NONE, "/home/me/work")
+    assert made.argv == ("/store/root/usr/bin/python3", "/store/root/app/x.py", "-u")
+    assert choice(made, "sandbox") == ("none", "--no-sandbox: the agent can do whatever you can")
+    assert choice(made, "network") == ("on", "without a sandbox there is no way to take it away")
+    assert choice(made, "working folder") == ("/home/me/work", "no sandbox: the folder itself")
+    assert made.env["PATH"] == "/store/root/usr/bin:/opt/bin:/usr/bin"
+    assert made.env["LD_LIBRARY_PATH"] == "/store/root/usr/lib/riscv64-linux-gnu"
+    assert (made.env["HOME"], made.env["TMPDIR"]) == ("/home/me", "/scratch")
+    assert not {"LD_PRELOAD", "PYTHONPATH", "OMP_NUM_THREADS", "SECRET"} & made.env.keys()
+
+
+def test_no_sandbox_leaves_the_agents_arguments_alone() -> None:
+    assert plan(sandbox=False, arguments=("/data",)).argv[-1] == "/data"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"volumes": (Volume("/a", "/b"),)},
+            "--volume needs the sandbox, and --no-sandbox turns it off",
+        ),
+        ({"devices": ("dri",)}, "--device needs the sandbox, and --no-sandbox turns it off"),
+        ({"network": False}, "--no-network needs the sandbox, and --no-sandbox turns it off"),
+        ({"cwd": False}, "--no-cwd needs the sandbox, and --no-sandbox turns it off"),
+    ],
+    ids=["volume", "device", "no network", "no cwd"],
+)
+def test_what_needs_the_sandbox(options: dict[str, object], message: str) -> None:
+    with pytest.raises(SandboxError) as caught:
+        plan(sandbox=False, **options)
+    assert caught.value.message == message
+
+
+def test_no_sandbox_needs_no_namespaces() -> None:
+    host = replace(HOST, namespaces_denied="denied", namespaces_fix="fix")
+    assert plan(host, sandbox=False).sandbox == "none"
+
+
+def test_a_plan_touches_nothing_of_its_inputs() -> None:
+    before = dict(HOST.environ)
+    plan(env=(("TERM", "dumb"),)).env["X"] = "y"
+    assert HOST.environ == before
+    assert INFO.env == {"SEED": "1"}
