@@ -15,17 +15,22 @@ from rvbundle.recipe import Recipe
 from rvbundle_runtime.errors import EnvironmentSetupError, ToolError
 
 _PROBE = """
-import json, sys, sysconfig
+import json, os, site, sys, sysconfig
 print(json.dumps({"version": "%d.%d.%d" % sys.version_info[:3], "short": "%d.%d" % sys.version_info[:2],
   "executable": sys.executable, "base_prefix": sys.base_prefix, "machine": sysconfig.get_platform(),
   "stdlib": sysconfig.get_path("stdlib"), "implementation": sys.implementation.name,
-  "cache_tag": sys.implementation.cache_tag}))
+  "cache_tag": sys.implementation.cache_tag,
+  "usual_site": os.path.join(sys.prefix, "lib", "python%d.%d" % sys.version_info[:2], "site-packages")
+    in site.getsitepackages()}))
 """
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A CPython on this machine: `stdlib` is its library folder, `short` its version as 3.x."""
+    """A CPython on this machine: `stdlib` is its library folder, `short` its version as 3.x.
+
+    `usual_site` tells whether it looks for packages in lib/python3.x/site-packages: Debian's does not.
+    """
 
     executable: Path
     version: str
@@ -33,6 +38,7 @@ class Interpreter:
     stdlib: Path
     base_prefix: Path
     cache_tag: str
+    usual_site: bool
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,7 @@ def _probe(executable: Path) -> Interpreter | None:
         Path(value["stdlib"]),
         Path(value["base_prefix"]),
         value["cache_tag"],
+        value["usual_site"],
     )
 
 

@@ -30,7 +30,15 @@ BOOT_MODULE = "_rvbundle_boot"
 _INSIDE = Path(__file__).parent / "inside"
 _STDLIB_SKIPPED = {"site-packages", "dist-packages", "__pycache__"}
 # Imported before the boot module can prefer bytecode: a source in the tree would be compiled each time.
-_BEFORE_BOOT = ("encodings",)
+_BEFORE_BOOT = ("encodings", "sitecustomize.py")
+_SITECUSTOMIZE = """\
+\"\"\"Adds the payload's package folder: this Python's own site module looks elsewhere.\"\"\"
+
+import os
+import site
+
+site.addsitedir(os.path.join(os.path.dirname(os.__file__), "site-packages"))
+"""
 # Folders of a payload that the sandbox mounts things on.
 MOUNT_POINTS = ("app", "usr/share/zoneinfo")
 
@@ -139,8 +147,7 @@ def freeze(environment: Environment, folder: Path) -> None:
     inventory = json.loads(process.run([environment.python, "-I", _INSIDE / "inventory.py"]).stdout)
     distributions = inventory["distributions"]
     planned, notes = _distribution_files(environment, distributions)
-    planned += _stdlib_files(interpreter)
-    planned += _boot_files(interpreter, folder)
+    planned = [*_boot_files(interpreter, folder), *planned, *_stdlib_files(interpreter)]
     planned = list({p.path: p for p in reversed(planned)}.values())
     system = SystemLibraries.of_this_machine()
     programs = _programs(environment, system)
@@ -241,11 +248,17 @@ def _boot_files(interpreter: Interpreter, folder: Path) -> list[_Planned]:
     pth = folder / f"{BOOT_MODULE}.pth"
     pth.write_text(f"import {BOOT_MODULE}\n")
     boot = Path(rvbundle_runtime.__file__).parent / "guest" / f"{BOOT_MODULE}.py"
-    return [
+    planned = [
         # "00": .pth files are taken in order of their names, and others may import what is cold.
         _Planned(f"{site}/00{BOOT_MODULE}.pth", pth, METADATA, "rvbundle"),
         _Planned(f"{site}/{BOOT_MODULE}.py", boot, SOURCE, "rvbundle"),
     ]
+    if not interpreter.usual_site:
+        customize = folder / "sitecustomize.py"
+        customize.write_text(_SITECUSTOMIZE)
+        path = f"usr/lib/python{interpreter.short}/sitecustomize.py"
+        planned.append(_Planned(path, customize, SOURCE, "rvbundle"))
+    return planned
 
 
 def _programs(environment: Environment, system: SystemLibraries) -> list[_Planned]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rvbundle_runtime import store
+from rvbundle_runtime.errors import SandboxError
 
 # What of the caller's environment an agent may see. Everything else stays out: LD_*, PYTHON*, OMP_*,
 # OPENBLAS_* and the like change results or crash, and the rest would make runs differ from host to host.
@@ -31,7 +32,7 @@ class Host:
 
 
 def read_host() -> Host:
-    """Look at this machine; costs one short-lived child process."""
+    """Look at this machine; costs one short-lived child process. Raises SandboxError."""
     uname = os.uname()
     denied, fix = _probe_namespaces()
     return Host(
@@ -40,11 +41,18 @@ def read_host() -> Host:
         page_size=os.sysconf("SC_PAGESIZE"),
         uid=os.getuid(),
         gid=os.getgid(),
-        cwd=os.getcwd(),
+        cwd=_current_folder(),
         environ=dict(os.environ),
         namespaces_denied=denied,
         namespaces_fix=fix,
     )
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise SandboxError(f"the current folder can't be used: {error.strerror}", "cd to another") from None
 
 
 def _probe_namespaces() -> tuple[str, str]:

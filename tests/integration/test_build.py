@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -226,6 +228,27 @@ def test_init_writes_a_recipe_that_builds(tmp_path: Path) -> None:
         101,
         "error: recipe.toml is there already\n\nhint: --force replaces it\n",
     )
+
+
+def test_debians_python(tmp_path: Path) -> None:
+    """Its site module looks for packages elsewhere than others do."""
+    debian = Path("/usr/bin/python3").resolve()
+    version = debian.name.removeprefix("python")
+    agent = Path(shutil.copytree(AGENTS / "probe", tmp_path / "probe"))
+    text = (agent / "recipe.toml").read_text().replace('"3.11"', f'"{version}"')
+    (agent / "recipe.toml").write_text(text)
+    same = version == f"{sys.version_info.major}.{sys.version_info.minor}"
+    env = {**os.environ, "RVBUNDLE_CACHE": str(TEST_CACHE), "PYTHONPATH": os.pathsep.join(sys.path)}
+    # the interpreter that runs rvbundle comes first where its version fits
+    python = str(debian) if same else sys.executable
+    for words, expected in (
+        (["build", agent, "-o", tmp_path], str(tmp_path / "probe-1.0.rvb")),
+        (["run", tmp_path / "probe-1.0.rvb", "load", "colorsys"], "colorsys"),
+        (["run", tmp_path / "probe-1.0.rvb", "pool", "spawn"], "spawn [0, 2, 4, 6]"),
+    ):
+        done = subprocess.run([python, "-m", "rvbundle", *words], capture_output=True, text=True, env=env)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(expected)
 
 
 def test_help_version_and_completion() -> None:

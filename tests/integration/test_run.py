@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import shutil
 import signal
 import struct
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import TEST_CACHE, run_cli
+from tests.conftest import REPOSITORY, TEST_CACHE, run_cli
 
 ENV = {**os.environ, "RVBUNDLE_CACHE": str(TEST_CACHE)}
 
@@ -179,6 +180,51 @@ def test_a_working_folder_with_spaces_links_and_no_utf8(probe_image: Path, tmp_p
     (tmp_path / "link").symlink_to(folder)
     assert run_cli("run", probe_image, "write", "x", cwd=tmp_path / "link").code == 0
     assert (folder / "x").exists()
+
+
+def test_a_current_folder_that_is_gone(probe_image: Path, tmp_path: Path) -> None:
+    script = f'mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone && exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *command(probe_image, "hello")], capture_output=True, text=True, env=ENV
+    )
+    assert done.returncode == 109
+    assert done.stderr == (
+        "error: the current folder can't be used: No such file or directory\n\nhint: cd to another\n"
+    )
+
+
+def test_kernels_without_mount_setattr(probe_image: Path, tmp_path: Path) -> None:
+    """Before Linux 5.12 a mount is made read-only by a remount that keeps the flags it must keep."""
+    code = (
+        "import sys, rvbundle_runtime.syscalls as s; s._MOUNT_SETATTR = 9999\n"
+        "from rvbundle.__main__ import main; main()"
+    )
+    words = [sys.executable, "-c", code, "run", "-v", f"{tmp_path}:/data:ro", str(probe_image), "write"]
+    for place in ("/usr/x", "/data/x"):
+        done = subprocess.run([*words, place], capture_output=True, text=True, env=ENV)
+        assert "Read-only file system" in done.stderr
+    assert subprocess.run([*words, "x"], cwd=tmp_path, env=ENV).returncode == 0
+
+
+def test_as_a_plain_user(probe_image: Path, tmp_path: Path) -> None:
+    """Nothing of a run needs root. Its own files only, and an interpreter that every user can execute."""
+    shutil.copy(probe_image, tmp_path)
+    shutil.copytree(REPOSITORY / "bundler" / "rvbundle", tmp_path / "src" / "rvbundle")
+    shutil.copytree(REPOSITORY / "runtime" / "rvbundle_runtime", tmp_path / "src" / "rvbundle_runtime")
+    cache = tmp_path / "cache"  # unpacked before: the decoder here is compiled for this Python only
+    assert run_cli("run", probe_image, "hello", env={"RVBUNDLE_CACHE": str(cache)}).code == 0
+    for path in [tmp_path, *tmp_path.rglob("*")]:
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    for parent in list(tmp_path.parents)[:2]:
+        parent.chmod(0o755)
+    words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "env", "-i", "PATH=/usr/bin:/bin"]
+    words += [f"RVBUNDLE_CACHE={cache}", f"PYTHONPATH={tmp_path}/src", "/usr/bin/python3", "-m", "rvbundle"]
+    words += ["run", str(tmp_path / probe_image.name)]
+    done = subprocess.run([*words, "facts"], cwd=tmp_path, capture_output=True, text=True)
+    facts = json.loads(done.stdout)
+    assert (facts["uid"], facts["capabilities"], facts["env"]["USER"]) == (65534, "0000000000000000", "agent")
+    assert subprocess.run([*words, "write", "made"], cwd=tmp_path).returncode == 0
+    assert (tmp_path / "made").stat().st_uid == 65534
 
 
 def test_env(probe_image: Path) -> None:

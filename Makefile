@@ -1,0 +1,36 @@
+# `make run` and `make test` set up everything that they need in .venv; other targets build on that.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+AGENT := cartpole-policy-gradient
+STAMP := $(VENV)/.installed
+
+.PHONY: run test lint unit integration bench clean
+
+run: $(STAMP)
+	$(BIN)/rvbundle build recipes/$(AGENT)/recipe.toml
+	$(BIN)/rvbundle run dist/$(AGENT)-1.0.0.rvb -- --episodes 50
+
+test: lint unit integration
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest tests/unit
+
+integration: $(STAMP)
+	$(BIN)/python -m pytest tests/bad tests/integration
+
+bench: $(STAMP)
+	$(BIN)/python tests/benchmarks/bench.py
+
+clean:
+	rm -rf $(VENV) build dist/*.rvb .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+print("this agent is built nowhere else")

@@ -1,0 +1,1 @@
+print("this agent is traced nowhere else")

@@ -1,0 +1,14 @@
+"""Make the broken input."""
+
+import os
+from pathlib import Path
+
+from rvbundle_runtime.image import Reader
+
+
+def prepare(folder: Path, image: Path) -> None:
+    with Reader(image) as reader:
+        name = f"{reader.identity}-{os.uname().machine}"
+    store = folder.parent / "cache" / "store"
+    (store / name / "root" / "usr").mkdir(parents=True)
+    (store / name / "payload.json").write_text('{"identity": "')

@@ -1,0 +1,214 @@
+"""`make bench`: sizes and times of the policy-gradient agent, image against plain venv, in one run.
+
+Prints a Markdown table; every pair is measured alternately, and medians are shown.
+"""
+
+import argparse
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+AGENT = REPOSITORY / "recipes" / "cartpole-policy-gradient"
+STEM = "cartpole-policy-gradient-1.0.0"
+REQUIRES = ["torch==2.13.0", "gymnasium==1.4.0"]
+MIB, MB = 1 << 20, 1_000_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table."""
+
+    what: str
+    bar: str
+    measured: str
+    met: bool
+
+
+class Bench:
+    """The places and programs of one run."""
+
+    def __init__(self, work: Path, pairs: int) -> None:
+        self.work = work
+        self.pairs = pairs
+        self.env = {**os.environ, "RVBUNDLE_CACHE": str(work / "cache")}
+        # As most people have them: bytecode is written, OpenBLAS picks its own kernel.
+        for name in ("PYTHONDONTWRITEBYTECODE", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
+            self.env.pop(name, None)
+        self.agent = Path(shutil.copytree(AGENT, work / "agent"))
+        self.image = work / "out" / f"{STEM}.rvb"
+        self.venv = work / "venv" / "bin" / "python"
+
+    def rvbundle(self, *words: str | Path, **env: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "rvbundle", *map(str, words)]
+        done = subprocess.run(
+            command, env={**self.env, **env}, capture_output=True, text=True, cwd=self.scratch(), check=False
+        )
+        if done.returncode:
+            sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
+        return done
+
+    def scratch(self) -> Path:
+        return Path(tempfile.mkdtemp(dir=self.work))
+
+    def make_venv(self) -> None:
+        subprocess.run([sys.executable, "-m", "venv", self.work / "venv"], check=True)
+        command = [self.venv, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIRES]
+        subprocess.run(command, check=True, env=self.env)
+
+    def in_venv(self) -> list[str]:
+        return [str(self.venv), str(self.agent / "train.py")]
+
+    def in_image(self) -> list[str]:
+        return [sys.executable, "-m", "rvbundle", "run", str(self.image)]
+
+
+def first_line(bench: Bench, command: list[str], **env: str) -> float:
+    """Return the seconds from the start of a program to its first line on stdout."""
+    started = time.monotonic()
+    process = subprocess.Popen(
+        [*command, "--episodes", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**bench.env, **env},
+        cwd=bench.scratch(),
+    )
+    assert process.stdout
+    process.stdout.readline()
+    seconds = time.monotonic() - started
+    process.communicate()
+    if process.returncode:
+        sys.exit(f"{command} failed")
+    return seconds
+
+
+def training(bench: Bench, command: list[str]) -> float:
+    """Return the seconds that the agent says its training took."""
+    done = subprocess.run(
+        [*command, "--episodes", "120"],
+        capture_output=True,
+        text=True,
+        env=bench.env,
+        cwd=bench.scratch(),
+        check=True,
+    )
+    match = re.search(r"training took ([\d.]+) s", done.stderr)
+    assert match, done.stderr
+    return float(match.group(1))
+
+
+def pairs(bench: Bench, measure: Callable[[list[str]], float]) -> tuple[float, float, float]:
+    """Measure venv and image alternately; return medians of both, and of the ratio within a pair."""
+    plain, packed = [], []
+    for number in range(bench.pairs):
+        order = [(plain, bench.in_venv()), (packed, bench.in_image())]
+        for results, command in order if number % 2 else reversed(order):
+            results.append(measure(command))
+    ratios = [b / a for a, b in zip(plain, packed, strict=True)]
+    return statistics.median(plain), statistics.median(packed), statistics.median(ratios)
+
+
+def phase_seconds(progress: str, *names: str) -> float:
+    """Return the seconds that the named phases took, from a build's progress lines."""
+    found = re.findall(r"^(?:done|reused)\s+(\w+).*\(([\d.]+) s\)$", progress, re.MULTILINE)
+    return sum(float(seconds) for name, seconds in found if name in names)
+
+
+def build_rows(bench: Bench) -> list[Row]:
+    """Measure builds: the first, without changes, with a changed agent."""
+    started = time.monotonic()
+    first = bench.rvbundle("build", bench.agent, "-o", bench.work / "out")
+    total = time.monotonic() - started
+    after = total - phase_seconds(first.stderr, "lock", "environment")
+    size = bench.image.stat().st_size
+    cold = bench.image.with_name(f"{STEM}.cold.rvb").stat().st_size
+    unchanged = [timed(bench) for _ in range(5)]
+    changed = []
+    for number in range(3):
+        with (bench.agent / "train.py").open("a") as file:
+            file.write(f"# change {number}\n")
+        changed.append(timed(bench))
+    rebuilt, edited = statistics.median(unchanged), statistics.median(changed)
+    return [
+        Row(
+            "image (cold pack beside it)",
+            "130 MB",
+            f"{size / MB:.1f} MB ({cold / MB:.1f} MB)",
+            size <= 130 * MB,
+        ),
+        Row(
+            "first build, environment there", "172 s", f"{after:.0f} s ({total:.0f} s with it)", after <= 172
+        ),
+        Row("rebuild, nothing changed", "2 s", f"{rebuilt:.2f} s", rebuilt <= 2),
+        Row("rebuild, agent changed", "20 s", f"{edited:.1f} s", edited <= 20),
+    ]
+
+
+def timed(bench: Bench) -> float:
+    started = time.monotonic()
+    bench.rvbundle("build", bench.agent, "-o", bench.work / "out")
+    return time.monotonic() - started
+
+
+def run_rows(bench: Bench) -> list[Row]:
+    """Measure starts and training, image against venv."""
+    first_line(bench, bench.in_venv())  # bytecode written, files in the page cache
+    fresh = []
+    for number in range(3):
+        with_cache = {"RVBUNDLE_CACHE": str(bench.work / f"fresh-{number}")}
+        fresh.append(first_line(bench, bench.in_image(), **with_cache))
+        shutil.rmtree(with_cache["RVBUNDLE_CACHE"])
+    first_line(bench, bench.in_image())
+    plain, packed, _ = pairs(bench, lambda command: first_line(bench, command))
+    unpacked = statistics.median(fresh)
+    train_plain, train_packed, ratio = pairs(bench, lambda command: training(bench, command))
+    return [
+        Row(
+            "warm run to the first line of output",
+            "venv + 0.2 s",
+            f"{packed:.2f} s (venv {plain:.2f} s: {packed - plain:+.2f} s)",
+            packed <= plain + 0.2,
+        ),
+        Row(
+            "first run after download, unpacking included",
+            "venv + 3 s",
+            f"{unpacked:.2f} s ({unpacked - plain:+.2f} s)",
+            unpacked <= plain + 3,
+        ),
+        Row(
+            "training, 120 episodes",
+            "within 2 %",
+            f"{train_packed:.2f} s (venv {train_plain:.2f} s, median of ratios {ratio:.3f})",
+            ratio <= 1.02,
+        ),
+    ]
+
+
+def main() -> None:
+    """Run everything and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=7, help="how often each pair is measured")
+    options = parser.parse_args()
+    cores = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory(prefix="rvbundle-bench-") as work:
+        bench = Bench(Path(work), options.pairs)
+        bench.make_venv()
+        rows = build_rows(bench) + run_rows(bench)
+    print(f"Measured on {cores} cores, {platform.machine()}, Python {platform.python_version()}.\n")
+    print("| what | bar | measured | |")
+    print("|---|---|---|---|")
+    for row in rows:
+        print(f"| {row.what} | {row.bar} | {row.measured} | {'met' if row.met else 'MISSED'} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rvbundle_runtime import launch, store
+from rvbundle_runtime.errors import HostError, ImageError, StoreError
+from rvbundle_runtime.host import CachePlace
+from rvbundle_runtime.options import RunOptions
+from rvbundle_runtime.plan import ColdPack
+
+from ..images import ARCH, build, item
+from .test_plan import HOST
+
+HERE = replace(HOST, arch=ARCH)
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    build(tmp_path / "demo-1.0.rvb")
+    return tmp_path / "demo-1.0.rvb"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> CachePlace:
+    return CachePlace(tmp_path / "cache", "a test")
+
+
+def identity(image: Path) -> str:
+    with launch.Reader(image) as reader:
+        return reader.identity
+
+
+def cold_pack(path: Path, bound_to: str) -> Path:
+    build(path, [item("usr/lib/cold", b"cold")], bound_to=bound_to)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("image", "cold"),
+    [
+        ("a/demo-1.0.rvb", "a/demo-1.0.cold.rvb"),
+        ("demo", "demo.cold.rvb"),
+        ("x.rvb.rvb", "x.rvb.cold.rvb"),
+    ],
+)
+def test_cold_beside(image: str, cold: str) -> None:
+    assert launch.cold_beside(Path(image)) == Path(cold)
+
+
+def test_prepare(image: Path, place: CachePlace) -> None:
+    prepared = launch.prepare(HERE, RunOptions(str(image), ("x",)), place)
+    assert prepared.cold is None
+    assert prepared.plan.root == str(store.root_path(place.base, identity(image), ARCH))
+    assert prepared.plan.argv == ("/usr/bin/agent", "--now", "x")
+    assert prepared.unpacked.fresh
+    assert not launch.prepare(HERE, RunOptions(str(image)), place).unpacked.fresh
+
+
+def test_entry_replaces_the_start_words(image: Path, place: CachePlace) -> None:
+    prepared = launch.prepare(HERE, RunOptions(str(image), ("x",)), place, ("/usr/bin/sh",))
+    assert prepared.plan.argv == ("/usr/bin/sh", "x")
+
+
+def test_no_cold_pack(image: Path) -> None:
+    assert launch.find_cold(image, None, identity(image)) == (
+        None,
+        ColdPack("", "there is no demo-1.0.cold.rvb beside the image"),
+    )
+
+
+def test_cold_pack_beside(image: Path) -> None:
+    path = cold_pack(image.with_name("demo-1.0.cold.rvb"), identity(image))
+    reader, pack = launch.find_cold(image, None, identity(image))
+    assert pack == ColdPack(str(path), "found beside the image")
+    assert reader is not None
+    reader.close()
+
+
+def test_cold_pack_that_is_named(image: Path, tmp_path: Path) -> None:
+    path = cold_pack(tmp_path / "other", identity(image))
+    reader, pack = launch.find_cold(image, str(path), identity(image))
+    assert pack == ColdPack(str(path), "named")
+    assert reader is not None
+    reader.close()
+
+
+def test_cold_pack_of_another_image(image: Path) -> None:
+    path = cold_pack(image.with_name("demo-1.0.cold.rvb"), "ab" * 32)
+    assert launch.find_cold(image, None, identity(image)) == (
+        None,
+        ColdPack("", "demo-1.0.cold.rvb belongs to another image"),
+    )
+    with pytest.raises(ImageError) as caught:
+        launch.find_cold(image, str(path), identity(image))
+    assert (caught.value.message, caught.value.hint) == (
+        "demo-1.0.cold.rvb belongs to another image",
+        "a cold pack fits only the image that it was built with",
+    )
+
+
+def test_an_image_is_no_cold_pack(image: Path, tmp_path: Path) -> None:
+    build(tmp_path / "second.rvb")
+    with pytest.raises(ImageError) as caught:
+        launch.find_cold(image, str(tmp_path / "second.rvb"), identity(image))
+    assert caught.value.message == "second.rvb belongs to another image"
+
+
+def test_damaged_cold_pack(image: Path) -> None:
+    path = image.with_name("demo-1.0.cold.rvb")
+    path.write_bytes(b"")
+    reader, pack = launch.find_cold(image, None, identity(image))
+    assert reader is None
+    assert pack.path == ""
+    assert pack.reason == (
+        f"demo-1.0.cold.rvb is not usable: {path}: this is no rvbundle image, or its end is missing"
+    )
+    with pytest.raises(ImageError):
+        launch.find_cold(image, str(path), identity(image))
+
+
+def test_a_named_cold_pack_that_is_missing(image: Path, tmp_path: Path) -> None:
+    with pytest.raises(ImageError) as caught:
+        launch.find_cold(image, str(tmp_path / "nothing"), identity(image))
+    assert caught.value.message == f"can't open {tmp_path}/nothing: No such file or directory"
+
+
+def test_running_a_cold_pack(image: Path, place: CachePlace) -> None:
+    path = cold_pack(image.with_name("demo-1.0.cold.rvb"), identity(image))
+    with pytest.raises(ImageError) as caught:
+        launch.prepare(HERE, RunOptions(str(path)), place)
+    assert caught.value.message == f"{path} is a cold pack, not an image"
+    assert caught.value.hint == "run the .rvb file that lies beside it (the one without .cold)"
+
+
+def test_an_image_for_another_machine(image: Path, place: CachePlace) -> None:
+    with pytest.raises(HostError) as caught:
+        launch.prepare(replace(HOST, arch="s390x"), RunOptions(str(image)), place)
+    assert caught.value.message == f"{image} has no payload for this machine (s390x); it has: {ARCH}"
+
+
+def test_no_execution_allowed(image: Path, place: CachePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch.prepare(HERE, RunOptions(str(image)), place)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    with pytest.raises(StoreError) as caught:
+        launch.prepare(HERE, RunOptions(str(image)), place)
+    root = store.root_path(place.base, identity(image), ARCH)
+    assert caught.value.message == (
+        f"{root} is on a file system mounted noexec: nothing can be executed from it"
+    )
+    assert caught.value.hint == "set RVBUNDLE_CACHE to a folder on another file system"
+
+
+def test_a_tree_that_something_cleaned_away_is_unpacked_anew(image: Path, place: CachePlace) -> None:
+    """systemd-tmpfiles and the like remove what was long unused, file by file."""
+    first = launch.prepare(HERE, RunOptions(str(image)), place)
+    first.unpacked.root.rename(place.base / "gone")
+    again = launch.prepare(HERE, RunOptions(str(image)), place)
+    assert again.unpacked.fresh
+    assert (again.unpacked.root / "usr/bin/agent").exists()
+
+
+def test_an_image_without_programs(tmp_path: Path, place: CachePlace) -> None:
+    build(tmp_path / "x.rvb", [item("app/x.py", b"")])
+    with pytest.raises(HostError) as caught:
+        launch.prepare(HERE, RunOptions(str(tmp_path / "x.rvb")), place)
+    assert caught.value.message.endswith("/root is no unpacked payload")

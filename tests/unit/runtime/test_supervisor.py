@@ -1,0 +1,171 @@
+"""The processes of an unconfined run. What needs a sandbox is in tests/integration."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rvbundle_runtime import supervisor
+from rvbundle_runtime.supervisor import Outcome, die_like
+
+# Runs the plan that argv describes and prints the outcome; a process of its own, as in real life.
+_RUN = """
+import json, os, sys
+from rvbundle_runtime import supervisor
+from rvbundle_runtime.errors import RvbundleError
+from rvbundle_runtime.plan import NONE, Plan
+from rvbundle_runtime.store import PayloadInfo
+request = json.loads(sys.argv[1])
+info = PayloadInfo("id", "demo", "1", "any", "wheels", "3.11", (), "lib", False, {})
+plan = Plan("/root", info, NONE, True, (), request["env"], tuple(request["argv"]), request["workdir"],
+            request["memory"], None, ())
+before = os.getpid()
+try:
+    outcome = supervisor.run(plan, None)
+    print(json.dumps([outcome.code, outcome.signal]), flush=True)
+except RvbundleError as error:
+    print(json.dumps([type(error).__name__, error.message]), flush=True)
+assert os.getpid() == before, "a child went on in the parent's code"
+if request["die"]:
+    sys.exit(supervisor.die_like(outcome))
+"""
+
+
+def run(
+    *argv: str, env: dict[str, str] | None = None, workdir: str = "/", memory: int | None = None, die: bool = False
+) -> subprocess.CompletedProcess[str]:
+    request = {"argv": argv, "env": env or {}, "workdir": workdir, "memory": memory, "die": die}
+    command = [sys.executable, "-c", _RUN, json.dumps(request)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> object:
+    assert done.stderr == ""
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("code", [0, 1, 7, 127, 255])
+def test_exit_code(code: int) -> None:
+    assert last_line(run("/bin/sh", "-c", f"exit {code}")) == [code, 0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGPIPE])
+def test_ended_by_a_signal(number: signal.Signals) -> None:
+    assert last_line(run("/bin/sh", "-c", f"kill -{int(number)} $$")) == [0, int(number)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_dies_like_the_agent(number: signal.Signals) -> None:
+    assert run("/bin/sh", "-c", f"kill -{int(number)} $$", die=True).returncode == -int(number)
+
+
+def test_passes_the_exit_code_on() -> None:
+    assert run("/bin/sh", "-c", "exit 9", die=True).returncode == 9
+
+
+def test_environment_is_only_what_the_plan_says() -> None:
+    done = run("/usr/bin/env", env={"A": "1", "B": "2"})
+    assert sorted(done.stdout.splitlines()[:-1]) == ["A=1", "B=2"]
+
+
+def test_working_folder(tmp_path: Path) -> None:
+    done = run("/bin/sh", "-c", "pwd -P", workdir=str(tmp_path))
+    assert done.stdout.splitlines()[0] == os.path.realpath(tmp_path)
+
+
+def test_memory_limit() -> None:
+    done = run("/bin/sh", "-c", "ulimit -d", memory=512 << 20)
+    assert done.stdout.splitlines()[0] == str(512 << 10)
+
+
+@pytest.mark.parametrize(
+    ("argv", "workdir", "message"),
+    [
+        (
+            ("/nothing/at/all",),
+            "/",
+            "the agent could not be started: /nothing/at/all: No such file or directory",
+        ),
+        (("/etc/passwd",), "/", "the agent could not be started: /etc/passwd: Permission denied"),
+        (
+            ("/bin/sh",),
+            "/nothing",
+            "the agent could not be started: /nothing: No such file or directory",
+        ),
+    ],
+    ids=["missing", "not executable", "no working folder"],
+)
+def test_agent_that_can_not_be_started(argv: tuple[str, ...], workdir: str, message: str) -> None:
+    assert last_line(run(*argv, workdir=workdir)) == ["SandboxError", message]
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "memory"),
+    [
+        (("/bin/sh", "a\0b"), {}, None),
+        ((), {}, None),
+        (("/bin/true",), {"A=B": "x"}, None),
+        (("/bin/true",), {"A": "x\0y"}, None),
+        (("/bin/true",), {}, 1 << 70),
+    ],
+    ids=["nul in a word", "no words", "bad variable", "bad value", "too much memory"],
+)
+def test_whatever_goes_wrong_the_forked_child_ends(
+    argv: tuple[str, ...], env: dict[str, str], memory: int | None
+) -> None:
+    """An exception that left the child would have two processes running the launcher's code."""
+    done = run(*argv, env=env, memory=memory)
+    assert "went on in the parent's code" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(done.stdout)[0] == "SandboxError"
+
+
+def test_signals_reach_the_agent() -> None:
+    script = "trap 'echo got; exit 3' TERM; echo ready; while :; do read x; done"
+    request = {
+        "argv": ["/bin/sh", "-c", script],
+        "env": {},
+        "workdir": "/",
+        "memory": None,
+        "die": True,
+    }
+    child = subprocess.Popen(
+        [sys.executable, "-c", _RUN, json.dumps(request)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGTERM)
+    out, _ = child.communicate()
+    assert out == "got\n[3, 0]\n"
+    assert child.returncode == 3
+
+
+def test_signal_handling_of_the_agent_is_the_usual() -> None:
+    """Python ignores SIGPIPE and SIGXFSZ, and the supervisor blocks what it waits for."""
+    done = run("/bin/sh", "-c", "grep -E 'SigBlk|SigIgn' /proc/self/status")
+    assert done.stdout.splitlines()[:2] == ["SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000"]
+
+
+def test_mask_is_restored() -> None:
+    code = _RUN + "\nimport signal\nprint(len(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
+    request = {"argv": ["/bin/true"], "env": {}, "workdir": "/", "memory": None, "die": False}
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(request)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "0"
+
+
+@pytest.mark.parametrize(("status", "expected"), [(0, (0, 0)), (7 << 8, (7, 0)), (9, (0, 9)), (11 | 0x80, (0, 11))])
+def test_outcome_of_a_wait_status(status: int, expected: tuple[int, int]) -> None:
+    assert supervisor._outcome(status) == {"code": expected[0], "signal": expected[1]}
+
+
+def test_die_like_an_exit_code() -> None:
+    assert die_like(Outcome(42)) == 42
