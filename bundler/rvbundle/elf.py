@@ -3,6 +3,7 @@
 lief reads; what is written is copied by us, so that no load segment ever moves.
 """
 
+import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,18 @@ def is_elf(path: Path) -> bool:
             return file.read(4) == _MAGIC
     except OSError:
         return False
+
+
+def is_extension(path: Path) -> bool:
+    """Tell whether a shared library is a Python extension module: it has PyInit_NAME for its own name.
+
+    Only names that start with "lib" are looked into: for others the name alone is taken as proof.
+    """
+    stem = path.name.partition(".")[0]
+    if not stem.startswith("lib"):
+        return stem.isidentifier()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return data.find(f"\0PyInit_{stem}\0".encode()) >= 0
 
 
 def read_facts(path: Path) -> ElfFacts:

@@ -160,7 +160,7 @@ def freeze(environment: Environment, folder: Path) -> None:
     ]
     notes += closure.notes
     planned = sorted([*planned, *programs, *libraries], key=lambda p: p.path)
-    tails = _build_tree(planned, folder)
+    tails = _build_tree(planned, folder, environment.folder)
     compiled, failures = _compile(environment, planned, folder)
     links = _links(interpreter, closure.interpreter_path)
     files = _hash_all([*planned, *compiled], tails, folder)
@@ -196,7 +196,9 @@ def role_of(path: str, source: Path) -> str:
     if name.endswith(".py"):
         return SOURCE
     if name.endswith(".so") or ".so." in name:
-        return (EXTENSION if name.endswith(".so") else LIBRARY) if elf.is_elf(source) else DATA
+        if not elf.is_elf(source):
+            return DATA
+        return EXTENSION if name.endswith(".so") and elf.is_extension(source) else LIBRARY
     runnable = source.is_file() and source.stat().st_mode & 0o100
     return PROGRAM if runnable and elf.is_elf(source) else DATA
 
@@ -286,10 +288,11 @@ def _links(interpreter: Interpreter, loader: str) -> list[tuple[str, str]]:
     return links
 
 
-def _build_tree(planned: Iterable[_Planned], folder: Path) -> dict[str, str]:
-    """Put the files into the tree (hard links where possible); return {path: place of its tail}.
+def _build_tree(planned: Iterable[_Planned], folder: Path, ours: Path) -> dict[str, str]:
+    """Put the files into the tree; return {path: place of its tail}.
 
-    Unstripped libraries are written anew without their symbol tables, which go to `tails/`.
+    Hard links to the files of our own environment `ours`, copies of the system's: those may be changed
+    in place. Unstripped libraries are written anew without their symbol tables, which go to `tails/`.
     """
     tails: dict[str, str] = {}
     for item in planned:
@@ -307,9 +310,9 @@ def _build_tree(planned: Iterable[_Planned], folder: Path) -> dict[str, str]:
                 continue
         if item.executable and item.role == DATA and _fix_script(item.source, target):
             continue
-        if item.executable:
+        if item.executable or not item.source.is_relative_to(ours):
             shutil.copyfile(item.source, target)
-            target.chmod(0o755)
+            target.chmod(0o755 if item.executable else 0o644)
         else:
             _link_or_copy(item.source, target)
     return tails
@@ -323,7 +326,7 @@ def _place(folder: Path, item: _Planned) -> Path:
 
 def _link_or_copy(source: Path, target: Path) -> None:
     try:
-        os.link(source, target)
+        os.link(os.path.realpath(source), target)
     except OSError:  # another file system, or a file that may not be linked
         shutil.copyfile(source, target)
 

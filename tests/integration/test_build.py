@@ -7,11 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import AGENTS, TEST_CACHE, run_cli
+from tests.conftest import AGENTS, REPOSITORY, TEST_CACHE, run_cli
 
 
 @pytest.fixture
@@ -238,7 +239,8 @@ def test_debians_python(tmp_path: Path) -> None:
     text = (agent / "recipe.toml").read_text().replace('"3.11"', f'"{version}"')
     (agent / "recipe.toml").write_text(text)
     same = version == f"{sys.version_info.major}.{sys.version_info.minor}"
-    env = {**os.environ, "RVBUNDLE_CACHE": str(TEST_CACHE), "PYTHONPATH": os.pathsep.join(sys.path)}
+    ours = [sysconfig.get_path("purelib"), str(REPOSITORY / "bundler"), str(REPOSITORY / "runtime")]
+    env = {**os.environ, "RVBUNDLE_CACHE": str(TEST_CACHE), "PYTHONPATH": os.pathsep.join(ours)}
     # the interpreter that runs rvbundle comes first where its version fits
     python = str(debian) if same else sys.executable
     for words, expected in (

@@ -91,7 +91,17 @@ def calls(path: Path) -> set[str]:
     return {ast.unparse(node.func) for node in nodes(path) if isinstance(node, ast.Call)}
 
 
-STARTERS = {"os.fork", "pty.fork", "os.execve", "os.execv", "os.execvp", "os.system", "os.popen", "os.posix_spawn", "os.spawnv"}
+STARTERS = {
+    "os.fork",
+    "pty.fork",
+    "os.execve",
+    "os.execv",
+    "os.execvp",
+    "os.system",
+    "os.popen",
+    "os.posix_spawn",
+    "os.spawnv",
+}
 
 
 def test_only_these_start_processes_without_subprocess() -> None:
@@ -109,7 +119,10 @@ def test_nothing_below_the_command_line_ends_the_process() -> None:
 
 
 def test_nothing_changes_the_current_folder_but_the_sandbox() -> None:
-    assert {p.name for p in [*RUN_SIDE, *BUILD_SIDE] if "os.chdir" in calls(p)} == {"sandbox.py", "supervisor.py"}
+    assert {p.name for p in [*RUN_SIDE, *BUILD_SIDE] if "os.chdir" in calls(p)} == {
+        "sandbox.py",
+        "supervisor.py",
+    }
 
 
 def test_a_warm_start_imports_neither_typer_nor_decoder() -> None:
@@ -135,4 +148,12 @@ def test_a_warm_start_imports_neither_typer_nor_decoder() -> None:
             elif isinstance(node, ast.ImportFrom):
                 external.add(str(node.module))
     assert "rvbundle_runtime.store" in seen
-    assert not external & {"typer", "rich", "zstandard", "asyncio", "subprocess", "argparse", "concurrent.futures"}
+    assert not external & {
+        "typer",
+        "rich",
+        "zstandard",
+        "asyncio",
+        "subprocess",
+        "argparse",
+        "concurrent.futures",
+    }

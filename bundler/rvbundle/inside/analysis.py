@@ -7,7 +7,6 @@ TOOLS is the folder that PyInstaller lies in, HOOKS rvbundle's own hooks. The re
  "data": [[module, file]], "missing": number of imports that lead nowhere}
 """
 
-import contextlib
 import json
 import os
 import sys
@@ -85,30 +84,36 @@ def _name(node: Any) -> str:
 
 
 def main() -> None:
-    """Write the graph to standard output; everything else goes to standard error."""
+    """Write the graph to standard output.
+
+    Whatever else is printed goes to standard error, also by the packages that hooks import in children
+    (pygame greets its users).
+    """
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     seeds = json.load(sys.stdin)
     script = os.path.join(SCRATCH, "rvbundle_seeds.py")
     with open(script, "w") as file:
         file.write("".join(f"try:\n    import {s}\nexcept ImportError:\n    pass\n" for s in seeds))
-    with contextlib.redirect_stdout(sys.stderr):
-        _configure()
-        hidden = _record_hidden_imports()
-        graph = _analyse(script, [])
-        edges: dict[str, List[str]] = {}
-        data: List[List[str]] = []
-        missing = 0
-        for node in list(graph.iter_graph()):
-            kind = type(node).__name__
-            if kind in ("MissingModule", "InvalidSourceModule", "ExcludedModule"):
-                missing += 1
-                continue
-            outgoing, _ = graph.get_edges(node)
-            edges[_name(node)] = sorted({_name(other) for other in outgoing if other is not None})
-            cache = graph._additional_files_cache
-            for _, source in [*cache.datas(_name(node)), *cache.binaries(_name(node))]:
-                data.append([_name(node), str(source)])
+    _configure()
+    hidden = _record_hidden_imports()
+    graph = _analyse(script, [])
+    edges: dict[str, List[str]] = {}
+    data: List[List[str]] = []
+    missing = 0
+    for node in list(graph.iter_graph()):
+        kind = type(node).__name__
+        if kind in ("MissingModule", "InvalidSourceModule", "ExcludedModule"):
+            missing += 1
+            continue
+        outgoing, _ = graph.get_edges(node)
+        edges[_name(node)] = sorted({_name(other) for other in outgoing if other is not None})
+        cache = graph._additional_files_cache
+        for _, source in [*cache.datas(_name(node)), *cache.binaries(_name(node))]:
+            data.append([_name(node), str(source)])
     edges.pop(script, None)
-    json.dump({"edges": edges, "hidden": hidden, "data": data, "missing": missing}, sys.stdout)
+    json.dump({"edges": edges, "hidden": hidden, "data": data, "missing": missing}, output)
+    output.close()
 
 
 if __name__ == "__main__":  # hooks run in child processes that import this file again

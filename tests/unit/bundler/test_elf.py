@@ -226,7 +226,7 @@ def test_damaged_libraries_are_left_alone_or_come_back(damaged: list[bytes], tmp
 def test_facts_of_damaged_libraries(damaged: list[bytes], tmp_path: Path) -> None:
     path = tmp_path / "libx.so"
     wrong = []
-    for number, data in enumerate(damaged):
+    for number, data in enumerate(damaged[:300]):
         path.write_bytes(data)
         try:
             elf.read_facts(path)
@@ -249,7 +249,13 @@ def test_alignment_of_damaged_libraries(damaged: list[bytes]) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\x7fELF", b"\x7fELF\x01\x01\x01" + bytes(100), b"\x7fELF\x02\x02\x01" + bytes(100), b"no elf at all" * 9],
+    [
+        b"",
+        b"\x7fELF",
+        b"\x7fELF\x01\x01\x01" + bytes(100),
+        b"\x7fELF\x02\x02\x01" + bytes(100),
+        b"no elf at all" * 9,
+    ],
     ids=["empty", "magic", "32 bits", "big-endian", "text"],
 )
 def test_what_is_no_64_bit_little_endian_elf(tmp_path: Path, content: bytes) -> None:

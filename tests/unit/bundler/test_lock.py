@@ -13,7 +13,9 @@ from rvbundle_runtime.errors import EnvironmentSetupError, LockError
 
 HEX = hashlib.sha256(b"wheel").hexdigest()
 LOCK = Lock(
-    "3.11", ("torch==2.13.0", "numpy"), (LockedPackage("numpy", "2.4.6", HEX), LockedPackage("torch", "2.13.0", HEX))
+    "3.11",
+    ("torch==2.13.0", "numpy"),
+    (LockedPackage("numpy", "2.4.6", HEX), LockedPackage("torch", "2.13.0", HEX)),
 )
 AGAIN = "write it anew: rvbundle lock"
 
@@ -133,7 +135,9 @@ def test_unreadable(tmp_path: Path) -> None:
     assert caught.value.message.startswith(f"{tmp_path}/recipe.lock: can't be read: ")
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, *installs: dict[str, Any], code: int = 0, stderr: str = "") -> list[Any]:
+def answer(
+    monkeypatch: pytest.MonkeyPatch, *installs: dict[str, Any], code: int = 0, stderr: str = ""
+) -> list[Any]:
     """Let pip say what it will; return the list of the commands that it was started with."""
     commands = []
 

@@ -124,16 +124,26 @@ def replaced(old: str, new: str) -> str:
     return MINIMAL.replace(old, new)
 
 
-ADD = 'add `{} = …` to [{}]; `rvbundle init` writes a complete example'
+ADD = "add `{} = …` to [{}]; `rvbundle init` writes a complete example"
 NAMES = "use letters, digits and . _ - (the first a letter or digit), at most 100"
 # (recipe, line where the error points, message behind "PATH:LINE: ", hint)
 BAD = [
-    pytest.param(replaced('name = "demo"\n', ""), 1, "[agent] name: missing", ADD.format("name", "agent"), id="no name"),
     pytest.param(
-        replaced('version = "1.0"\n', ""), 1, "[agent] version: missing", ADD.format("version", "agent"), id="no version"
+        replaced('name = "demo"\n', ""), 1, "[agent] name: missing", ADD.format("name", "agent"), id="no name"
     ),
     pytest.param(
-        replaced('entry = "play.py"\n', ""), 1, "[agent] entry: missing", ADD.format("entry", "agent"), id="no entry"
+        replaced('version = "1.0"\n', ""),
+        1,
+        "[agent] version: missing",
+        ADD.format("version", "agent"),
+        id="no version",
+    ),
+    pytest.param(
+        replaced('entry = "play.py"\n', ""),
+        1,
+        "[agent] entry: missing",
+        ADD.format("entry", "agent"),
+        id="no entry",
     ),
     pytest.param(
         replaced('version = "3.11"\n', ""),
@@ -143,13 +153,25 @@ BAD = [
         id="no python version",
     ),
     pytest.param(
-        replaced('name = "demo"', 'name = "a/b"'), 2, "[agent] name: 'a/b' can't be part of a file name", NAMES, id="slash"
+        replaced('name = "demo"', 'name = "a/b"'),
+        2,
+        "[agent] name: 'a/b' can't be part of a file name",
+        NAMES,
+        id="slash",
     ),
     pytest.param(
-        replaced('name = "demo"', 'name = ".a"'), 2, "[agent] name: '.a' can't be part of a file name", NAMES, id="dot"
+        replaced('name = "demo"', 'name = ".a"'),
+        2,
+        "[agent] name: '.a' can't be part of a file name",
+        NAMES,
+        id="dot",
     ),
     pytest.param(
-        replaced('name = "demo"', 'name = ""'), 2, "[agent] name: '' can't be part of a file name", NAMES, id="empty name"
+        replaced('name = "demo"', 'name = ""'),
+        2,
+        "[agent] name: '' can't be part of a file name",
+        NAMES,
+        id="empty name",
     ),
     pytest.param(
         replaced('name = "demo"', f'name = "{"x" * 101}"'),
@@ -278,18 +300,38 @@ BAD = [
         id="timeout zero in the third",
     ),
     pytest.param(
-        MINIMAL + "tolerance = -1.5\n", 10, "[trace] tolerance: -1.5 is not above zero", "", id="tolerance negative"
+        MINIMAL + "tolerance = -1.5\n",
+        10,
+        "[trace] tolerance: -1.5 is not above zero",
+        "",
+        id="tolerance negative",
     ),
-    pytest.param(MINIMAL + "timeout = nan\n", 10, "[trace] timeout: nan is not above zero", "", id="timeout nan"),
     pytest.param(
-        MINIMAL + "golden = 1\n", 10, "[trace] golden: expected a boolean, found a int", "", id="golden a number"
+        MINIMAL + "timeout = nan\n", 10, "[trace] timeout: nan is not above zero", "", id="timeout nan"
     ),
     pytest.param(
-        MINIMAL + "timeout = true\n", 10, "[trace] timeout: expected a number, found a boolean", "", id="timeout a boolean"
+        MINIMAL + "golden = 1\n",
+        10,
+        "[trace] golden: expected a boolean, found a int",
+        "",
+        id="golden a number",
     ),
-    pytest.param(MINIMAL + "arg = []\n", 10, "[trace] arg: unknown key", "did you mean args?", id="near miss"),
     pytest.param(
-        MINIMAL + "[[trace]]\nzzz = 1\n", 11, "[trace] zzz: unknown key", "known here: args, golden, tolerance, timeout", id="far miss"
+        MINIMAL + "timeout = true\n",
+        10,
+        "[trace] timeout: expected a number, found a boolean",
+        "",
+        id="timeout a boolean",
+    ),
+    pytest.param(
+        MINIMAL + "arg = []\n", 10, "[trace] arg: unknown key", "did you mean args?", id="near miss"
+    ),
+    pytest.param(
+        MINIMAL + "[[trace]]\nzzz = 1\n",
+        11,
+        "[trace] zzz: unknown key",
+        "known here: args, golden, tolerance, timeout",
+        id="far miss",
     ),
     pytest.param(
         replaced('entry = "play.py"', 'entry = "play.py"\nnetwork = true'),
@@ -321,15 +363,29 @@ BAD = [
         id="env name",
     ),
     pytest.param(
-        MINIMAL + '[run.env]\n"1A" = "1"\n', 10, "[run] env: '1A' can't be the name of a variable", "", id="env table"
+        MINIMAL + '[run.env]\n"1A" = "1"\n',
+        10,
+        "[run] env: '1A' can't be the name of a variable",
+        "",
+        id="env table",
     ),
     pytest.param(
-        replaced("[agent]", "[[agent]]"), 1, "agent: expected a table, found a list", "", id="list for a table"
+        replaced("[agent]", "[[agent]]"),
+        1,
+        "agent: expected a table, found a list",
+        "",
+        id="list for a table",
     ),
     pytest.param(
-        replaced("[[trace]]", "[trace]"), 9, "trace: expected a list of tables, found a table", "", id="table for a list"
+        replaced("[[trace]]", "[trace]"),
+        9,
+        "trace: expected a list of tables, found a table",
+        "",
+        id="table for a list",
     ),
-    pytest.param("name = 1\n" + MINIMAL, 1, "name: unknown key", "name belongs to [agent]", id="key outside of tables"),
+    pytest.param(
+        "name = 1\n" + MINIMAL, 1, "name: unknown key", "name belongs to [agent]", id="key outside of tables"
+    ),
 ]
 
 
@@ -391,7 +447,13 @@ def make_files(folder: Path, *paths: str) -> None:
 
 def test_sources_leave_the_workshop_out(write: Write, tmp_path: Path) -> None:
     make_files(
-        tmp_path, "util.py", "pkg/__init__.py", "pkg/deep/x.py", "tests/test_x.py", "venv/lib/y.py", ".git/hook.py"
+        tmp_path,
+        "util.py",
+        "pkg/__init__.py",
+        "pkg/deep/x.py",
+        "tests/test_x.py",
+        "venv/lib/y.py",
+        ".git/hook.py",
     )
     make_files(tmp_path, "pkg/__pycache__/z.py", "build/b.py", "notes.txt", "pkg/data.bin", "dist/d.py")
     assert load(write(MINIMAL)).sources == ("pkg/__init__.py", "pkg/deep/x.py", "play.py", "util.py")
@@ -433,14 +495,18 @@ def test_entry_function_of_an_installed_package(write: Write) -> None:
 
 
 def test_requirements_file(write: Write, tmp_path: Path) -> None:
-    (tmp_path / "r.txt").write_text("# comment\n\ntorch == 2.0  # pinned\n  numpy\n--extra-index-url https://x\n")
+    (tmp_path / "r.txt").write_text(
+        "# comment\n\ntorch == 2.0  # pinned\n  numpy\n--extra-index-url https://x\n"
+    )
     recipe = load(write(replaced('version = "3.11"', 'version = "3.11"\nrequirements = "r.txt"')))
     assert recipe.requirements == tmp_path / "r.txt"
     assert recipe.requires == ("torch == 2.0  # pinned", "numpy", "--extra-index-url https://x")
 
 
 @pytest.mark.parametrize(
-    ("content", "why"), [(None, "No such file or directory"), (b"\xff\xfe", "not UTF-8 text")], ids=["missing", "binary"]
+    ("content", "why"),
+    [(None, "No such file or directory"), (b"\xff\xfe", "not UTF-8 text")],
+    ids=["missing", "binary"],
 )
 def test_bad_requirements_file(write: Write, tmp_path: Path, content: bytes | None, why: str) -> None:
     if content:

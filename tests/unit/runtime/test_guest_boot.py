@@ -130,7 +130,9 @@ class Tree:
     root: Path
     address: str
 
-    def run(self, code: str, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, code: str, *words: str, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         variables = {
             "PYTHONHOME": f"{self.root}/usr",
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -139,11 +141,15 @@ class Tree:
             "RVBUNDLE_PAGER": self.address,
         }
         command = [PYTHON, *(words or ("-c", textwrap.dedent(code)))]
-        return subprocess.run(command, env={**variables, **(env or {})}, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, env={**variables, **(env or {})}, capture_output=True, text=True, check=False
+        )
 
     def value(self, code: str) -> object:
         """Return what `code` prints with `show(value)`."""
-        done = self.run("import json\ndef show(value):\n    print(json.dumps(value))\n" + textwrap.dedent(code))
+        done = self.run(
+            "import json\ndef show(value):\n    print(json.dumps(value))\n" + textwrap.dedent(code)
+        )
         assert (done.returncode, done.stderr) == (0, "")
         return json.loads(done.stdout)
 
@@ -311,7 +317,14 @@ def test_iter_modules_lists_both(tree: Tree) -> None:
         show([names, [m.name for m in pkgutil.iter_modules(mixed.__path__, "mixed.")]])
     """
     names, below = tree.value(code)  # type: ignore[misc]
-    expected = {"hotmod": False, "hotpkg": True, "coldmod": False, "coldpkg": True, "badmod": False, "mixed": True}
+    expected = {
+        "hotmod": False,
+        "hotpkg": True,
+        "coldmod": False,
+        "coldpkg": True,
+        "badmod": False,
+        "mixed": True,
+    }
     assert {name: names[name] for name in expected} == expected
     assert below == ["mixed.late"]
 

@@ -36,7 +36,11 @@ if request["die"]:
 
 
 def run(
-    *argv: str, env: dict[str, str] | None = None, workdir: str = "/", memory: int | None = None, die: bool = False
+    *argv: str,
+    env: dict[str, str] | None = None,
+    workdir: str = "/",
+    memory: int | None = None,
+    die: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     request = {"argv": argv, "env": env or {}, "workdir": workdir, "memory": memory, "die": die}
     command = [sys.executable, "-c", _RUN, json.dumps(request)]
@@ -162,7 +166,9 @@ def test_mask_is_restored() -> None:
     assert done.stdout.splitlines()[-1] == "0"
 
 
-@pytest.mark.parametrize(("status", "expected"), [(0, (0, 0)), (7 << 8, (7, 0)), (9, (0, 9)), (11 | 0x80, (0, 11))])
+@pytest.mark.parametrize(
+    ("status", "expected"), [(0, (0, 0)), (7 << 8, (7, 0)), (9, (0, 9)), (11 | 0x80, (0, 11))]
+)
 def test_outcome_of_a_wait_status(status: int, expected: tuple[int, int]) -> None:
     assert supervisor._outcome(status) == {"code": expected[0], "signal": expected[1]}
 

@@ -1,0 +1,326 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from rvbundle import freeze
+from rvbundle.compiler import compile_sources
+from rvbundle.contents import contents
+from rvbundle.environment import Interpreter
+from rvbundle.freeze import Frozen, FrozenFile, load, plugins, role_of
+from rvbundle.pack import Item
+from rvbundle.split import COLD_LIST, Placed, Split
+from rvbundle.stage_agent import StagedAgent, start_words
+from rvbundle_runtime import format as fmt
+
+from .test_lock import recipe
+from .test_split import LIB, SITE, file, frozen
+
+PYTHON = Interpreter(
+    Path(sys.executable), "3.11.7", "3.11", Path("/s"), Path("/b"), str(sys.implementation.cache_tag), True
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "runnable", "role"),
+    [
+        (f"{SITE}/a.py", b"", False, freeze.SOURCE),
+        (f"{SITE}/a.py", b"\x7fELF", True, freeze.SOURCE),
+        (f"{SITE}/a-1.dist-info/RECORD", b"", False, freeze.METADATA),
+        (f"{SITE}/a-1.dist-info/x.py", b"", False, freeze.METADATA),
+        (f"{SITE}/a.egg-info", b"", False, freeze.METADATA),
+        (f"{SITE}/a.so", b"\x7fELF", False, freeze.EXTENSION),
+        (f"{SITE}/a.cpython-311-x86_64-linux-gnu.so", b"\x7fELF", True, freeze.EXTENSION),
+        (f"{SITE}/a.libs/libx-1a.so.3", b"\x7fELF", True, freeze.LIBRARY),
+        (f"{SITE}/torch/lib/libtorch.so", b"\x7fELF", False, freeze.LIBRARY),
+        (f"{SITE}/libx.cpython-311.so", b"\x7fELF\0PyInit_libx\0", False, freeze.EXTENSION),
+        (f"{SITE}/libx.so", b"\x7fELF\0PyInit_liby\0", False, freeze.LIBRARY),
+        (f"{SITE}/with-dash.so", b"\x7fELF", False, freeze.LIBRARY),
+        (f"{SITE}/a.so", b"INPUT(x)", False, freeze.DATA),
+        (f"{SITE}/bin/tool", b"\x7fELF", True, freeze.PROGRAM),
+        (f"{SITE}/bin/tool", b"\x7fELF", False, freeze.DATA),
+        ("usr/bin/tool", b"#!python", True, freeze.DATA),
+        (f"{SITE}/data.bin", b"", False, freeze.DATA),
+        (f"{SITE}/py.typed", b"", False, freeze.DATA),
+    ],
+)
+def test_role_of(tmp_path: Path, path: str, content: bytes, runnable: bool, role: str) -> None:
+    source = tmp_path / os.path.basename(path)
+    source.write_bytes(content)
+    source.chmod(0o755 if runnable else 0o644)
+    assert role_of(path, source) == role
+
+
+@pytest.mark.parametrize(
+    ("path", "inner"),
+    [
+        (f"{SITE}/torch/x.py", "torch/x.py"),
+        (f"{LIB}/lib-dynload/_x.so", "_x.so"),
+        (f"{LIB}/json/x.py", "json/x.py"),
+        ("usr/lib/x/libc.so.6", "usr/lib/x/libc.so.6"),
+        (f"{LIB}2/x.py", f"{LIB}2/x.py"),
+    ],
+)
+def test_inner(path: str, inner: str) -> None:
+    assert frozen().inner(path) == inner
+
+
+def test_modules() -> None:
+    files = (
+        file(f"{SITE}/torch/__init__.py", freeze.SOURCE),
+        file(f"{SITE}/torch/__init__.pyc", freeze.BYTECODE),
+        file(f"{SITE}/torch/_C.cpython-311-x.so", freeze.EXTENSION),
+        file(f"{LIB}/lib-dynload/_json.cpython-311-x.so", freeze.EXTENSION),
+        file(f"{SITE}/x.txt", freeze.DATA),
+    )
+    assert frozen(*files).modules() == {
+        "torch": Path(f"/f/tree/{SITE}/torch/__init__.py"),
+        "torch._C": None,
+        "_json": None,
+    }
+
+
+def test_inventory_round_trip(tmp_path: Path) -> None:
+    files = (FrozenFile("a", freeze.LINK, "", False, 0, "", "", "b"), file("b", freeze.DATA, executable=True))
+    value = Frozen(
+        tmp_path, "3.11", "3.11.7", "x86_64", "usr/lib", (("a", "1"),), files, {"b": ("c",)}, ("note",)
+    )
+    rows = asdict(value)
+    rows["files"] = [list(asdict(f).values()) for f in files]
+    del rows["folder"]
+    (tmp_path / "frozen.json").write_text(json.dumps(rows))
+    assert load(tmp_path) == value
+    assert (value.tree, value.stdlib) == (tmp_path / "tree", LIB)
+
+
+def entry_points(tmp_path: Path, text: str) -> Frozen:
+    (tmp_path / "entry").write_text(text)
+    item = FrozenFile(f"{SITE}/x-1.dist-info/entry_points.txt", freeze.METADATA, "entry", False, 1, "", "x")
+    return Frozen(tmp_path, "3.11", "3.11.7", "x86_64", "usr/lib", (), (item,), {}, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("[gymnasium.envs]\nALE = ale_py.registration:register\n", ["ale_py.registration"]),
+        ("[console_scripts]\nx = a.b:main\n[gui_scripts]\ny = c:main\n", []),
+        ("[a]\nX = m\nx = n : f [extra]\n[b]\nk = m\n", ["m", "n"]),
+        ("[a]\nk:1 = m%s\n", ["m%s"]),
+        ("", []),
+        ("no section at all\n", []),
+        ("[a\n", []),
+    ],
+    ids=["plug-in", "scripts", "several", "odd characters", "empty", "no section", "broken"],
+)
+def test_plugins(tmp_path: Path, text: str, found: list[str]) -> None:
+    """A distribution's broken metadata is its own affair."""
+    assert plugins(entry_points(tmp_path, text)) == found
+
+
+def library(path: str, digest: str) -> FrozenFile:
+    return FrozenFile(path, freeze.LIBRARY, path, False, 1, digest, "torch")
+
+
+def test_notes_on_duplicates() -> None:
+    files = [library("a/libx.so", "1"), library("b/libx.so", "1"), library("c/liby.so", "2")]
+    assert freeze._content_notes(files, []) == [
+        "the same library lies in a/libx.so and b/libx.so (stored once)"
+    ]
+
+
+def test_notes_on_two_openmps() -> None:
+    files = [library("a/libgomp-1.so", "1"), library("b/libiomp5.so", "2")]
+    assert freeze._content_notes(files, []) == [
+        "two different OpenMP runtimes: a/libgomp-1.so and b/libiomp5.so (a process that loads both may use "
+        "too many threads, or crash)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "distributions", "first"),
+    [
+        ([], [{"name": "nvidia-cublas"}, {"name": "torch"}], "nvidia-cublas"),
+        ([library("t/libtorch_cuda.so", "1")], [], "t/libtorch_cuda.so"),
+    ],
+    ids=["wheels", "library"],
+)
+def test_notes_on_cuda(files: list[FrozenFile], distributions: list[dict[str, str]], first: str) -> None:
+    (note,) = freeze._content_notes(files, distributions)
+    assert note.startswith(f"this is a CUDA build of torch ({first} …)")
+    assert note.endswith("require torch from the CPU index (download.pytorch.org/whl/cpu)")
+
+
+def test_nothing_to_note() -> None:
+    assert freeze._content_notes([library("a/libgomp.so", "1")], [{"name": "torch"}]) == []
+
+
+@pytest.mark.parametrize(
+    ("loader", "top"),
+    [
+        ("/lib64/ld-linux-x86-64.so.2", ("lib64", "usr/lib64")),
+        ("/lib/ld-linux-riscv64-lp64d.so.1", None),
+        ("/usr/lib/ld.so", None),
+    ],
+)
+def test_links(loader: str, top: tuple[str, str] | None) -> None:
+    links = freeze._links(PYTHON, loader)
+    assert ("bin", "usr/bin") in links
+    assert ("lib", "usr/lib") in links
+    assert ("usr/bin/python3", "python3.11") in links
+    assert (links[-1] == top) if top else all(name not in ("lib64", "usr") for name, _ in links)
+    for path, target in links:
+        fmt.check_link(path, target)
+
+
+@pytest.mark.parametrize(
+    ("content", "fixed"),
+    [
+        (b"#!/venv/bin/python3.11\nprint(1)\n", b"#!/usr/bin/python3\nprint(1)\n"),
+        (b"#!/usr/bin/env python\n", b"#!/usr/bin/python3\n"),
+        (b"#!/bin/sh\npython\n", None),
+        (b"print(1)\n", None),
+        (b"", None),
+    ],
+    ids=["venv", "env", "shell", "no script", "empty"],
+)
+def test_console_scripts(tmp_path: Path, content: bytes, fixed: bytes | None) -> None:
+    (tmp_path / "source").write_bytes(content)
+    assert freeze._fix_script(tmp_path / "source", tmp_path / "target") is (fixed is not None)
+    if fixed is not None:
+        assert (tmp_path / "target").read_bytes() == fixed
+        assert (tmp_path / "target").stat().st_mode & 0o111
+
+
+SOURCES = {
+    "plain": "'''Doc.'''\nVALUE = 1\n",
+    "many": "\n".join(
+        f"def f{n}(a, b=(1, 2, 'x')):\n    return {{'k{n}': a, 'k': b}}, frozenset([1])" for n in range(50)
+    ),
+    "latin": "# coding: latin-1\nx = 'é'\n",
+    "warns": "assert (1, 'always true')\nx = '\\d'\n",
+}
+
+
+def compiled(folder: Path, names: list[str]) -> dict[str, bytes]:
+    folder.mkdir()
+    jobs = []
+    for name in names:
+        (folder / f"{name}.py").write_bytes(SOURCES[name].encode("latin-1"))
+        jobs.append((folder / f"{name}.py", folder / f"{name}.pyc", f"/usr/{name}.py"))
+    assert compile_sources(PYTHON, jobs) == set()
+    return {name: (folder / f"{name}.pyc").read_bytes() for name in names}
+
+
+def test_bytecode_is_the_same_every_time(tmp_path: Path) -> None:
+    """Whatever else the process compiled before, and wherever the sources lie."""
+    names = list(SOURCES)
+    first = compiled(tmp_path / "one", names)
+    second = compiled(tmp_path / "another folder", names[::-1])
+    alone = compiled(tmp_path / "alone", ["many"])
+    assert first == second
+    assert alone["many"] == first["many"]
+    assert first["plain"][4:8] == b"\1\0\0\0"  # PEP 552: checked by hash, and never
+
+
+def test_bytecode_works_and_names_its_place(tmp_path: Path) -> None:
+    data = compiled(tmp_path / "one", ["plain"])["plain"]
+    code = "import marshal, sys; c = marshal.loads(sys.stdin.buffer.read()[16:]); print(c.co_filename); exec(c); print(VALUE)"
+    done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True)
+    assert done.stdout == b"/usr/plain.py\n1\n"
+
+
+def test_sources_for_another_python(tmp_path: Path) -> None:
+    jobs = []
+    for name, text in (
+        ("good", b"x = 1"),
+        ("bad", b"print 'x'"),
+        ("nul", b"x = '\0'"),
+        ("deep", b"-" * 100000 + b"1"),
+    ):
+        (tmp_path / name).write_bytes(text)
+        jobs.append((tmp_path / name, tmp_path / f"{name}.pyc", f"/{name}"))
+    failed = compile_sources(PYTHON, jobs)
+    assert {path.name for path in failed} >= {"bad", "nul"}
+    assert "good" not in {path.name for path in failed}
+    assert not (tmp_path / "bad.pyc").exists()
+
+
+def test_nothing_to_compile() -> None:
+    assert compile_sources(PYTHON, []) == set()
+
+
+def test_inventory_of_this_environment() -> None:
+    script = Path(freeze.__file__).parent / "inside/inventory.py"
+    done = subprocess.run([sys.executable, "-I", script], capture_output=True, check=True)
+    value = json.loads(done.stdout)
+    names = [d["name"].lower() for d in value["distributions"]]
+    assert names == sorted(names)
+    (pytest_,) = [d for d in value["distributions"] if d["name"] == "pytest"]
+    assert (pytest_["version"], pytest_["editable"]) == (pytest.__version__, False)
+    assert any(path.endswith("/_pytest/config/__init__.py") for path in pytest_["files"])
+    assert all(os.path.isabs(path) and not path.endswith(".pyc") for path in pytest_["files"])
+
+
+def test_contents(tmp_path: Path) -> None:
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent/play.py").write_bytes(b"print(1)\n")
+    agent = StagedAgent(tmp_path / "agent", ("play.py",), ("/usr/bin/python3", "/app/play.py"))
+    hot = file(f"{SITE}/a.pyc", freeze.BYTECODE)
+    program = file("usr/bin/x", freeze.PROGRAM, "", executable=True)
+    link_ = FrozenFile("bin", freeze.LINK, "", False, 0, "", "", "usr/bin")
+    tail = file(f"{SITE}/a.so", freeze.TAIL)
+    place = frozen(hot, program, link_, tail)
+    placed = tuple(Placed(f, f is not tail, f.path) for f in place.files)
+    both = contents(place, agent, Split(placed, "D x\ns y\n"))
+    assert both.cold == (
+        Item(
+            tail.path, fmt.TAIL, "tails", Path(f"/f/tree/{tail.path}"), 10, "00" * 32, "", "torch", tail.path
+        ),
+    )
+    kinds = {i.path: (i.kind, i.group, i.target) for i in both.hot}
+    assert kinds == {
+        f"{SITE}/a.pyc": (fmt.FILE, "python", ""),
+        "usr/bin/x": (fmt.EXECUTABLE, "libraries", ""),
+        "bin": (fmt.LINK, "", "usr/bin"),
+        "app/play.py": (fmt.FILE, "agent", ""),
+        COLD_LIST: (fmt.FILE, "index", ""),
+    }
+    assert {i.path: i.content for i in both.hot}[COLD_LIST] == b"D x\ns y\n"
+    assert {i.path: i.content for i in both.hot}["bin"] is None
+
+
+def test_staged_agent(tmp_path: Path) -> None:
+    from rvbundle import stage_agent
+
+    folder = tmp_path / "src"
+    (folder / "pkg").mkdir(parents=True)
+    for path, text in (("play.py", "import pkg.x"), ("pkg/x.py", "print 'no'"), ("data.bin", "\0")):
+        (folder / path).write_text(text)
+    value = recipe(folder)
+    value = type(value)(**{**vars(value), "sources": ("data.bin", "pkg/x.py", "play.py")})
+    (tmp_path / "out").mkdir()
+    stage_agent.stage(value, PYTHON, tmp_path / "out")
+    staged = stage_agent.load(value, tmp_path / "out")
+    tag = sys.implementation.cache_tag
+    assert staged.files == (f"__pycache__/play.{tag}.pyc", "data.bin", "pkg/x.py", "play.py")
+    assert staged.argv == ("/usr/bin/python3", "/app/play.py")
+    assert set(stage_agent.source_digests(value)) == {"data.bin", "pkg/x.py", "play.py"}
+
+
+def test_start_of_a_function(tmp_path: Path) -> None:
+    from rvbundle import stage_agent
+
+    value = recipe(tmp_path)
+    value = type(value)(**{**vars(value), "entry": "pkg.main:run", "sources": ()})
+    assert start_words(value) == ("/usr/bin/python3", "/app/.rvbundle-start.py")
+    (tmp_path / "out").mkdir()
+    stage_agent.stage(value, PYTHON, tmp_path / "out")
+    text = (tmp_path / "out/app/.rvbundle-start.py").read_text()
+    assert "from pkg.main import run\n" in text
+    assert "sys.exit(run())" in text
+    shutil.rmtree(tmp_path / "out")

@@ -1,0 +1,155 @@
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rvbundle import process
+from rvbundle.libraries import SystemLibraries, close_over_libraries
+from rvbundle_runtime.errors import FreezeError
+
+ARCH = __import__("os").uname().machine
+
+
+def library(folder: Path, name: str, *needs: str, options: tuple[str, ...] = ()) -> Path:
+    """Make an empty library NAME in `folder` that needs others by their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    code = folder / "x.c"
+    code.write_text("")
+    stubs = folder / "stubs"
+    stubs.mkdir(exist_ok=True)
+    for need in needs:
+        soname = f"-Wl,-soname,{need}"
+        subprocess.run(["gcc", "-shared", "-nostdlib", soname, "-o", stubs / need, code], check=True)
+    path = folder / name
+    words = [str(stubs / need) for need in needs]
+    command = ["gcc", "-shared", "-nostdlib", f"-Wl,--no-as-needed,-soname,{name}", "-o", path, code, *words]
+    subprocess.run([*command, *options], check=True)
+    return path
+
+
+def system(**paths: Path) -> SystemLibraries:
+    return SystemLibraries(ARCH, "usr/lib/x", {name.replace("_", "."): path for name, path in paths.items()})
+
+
+def test_chain_through_the_system(tmp_path: Path) -> None:
+    c = library(tmp_path / "sys", "liba.so", "libb.so")
+    b = library(tmp_path / "sys", "libb.so", "liba.so")  # a cycle
+    ext = library(tmp_path / "env", "ext.so", "liba.so")
+    closure = close_over_libraries([("site/ext.so", ext)], system(liba_so=c, libb_so=b))
+    assert closure.added == (("usr/lib/x/liba.so", c), ("usr/lib/x/libb.so", b))
+    assert closure.needed == {
+        "site/ext.so": ("usr/lib/x/liba.so",),
+        "usr/lib/x/liba.so": ("usr/lib/x/libb.so",),
+        "usr/lib/x/libb.so": ("usr/lib/x/liba.so",),
+    }
+    assert closure.notes == []
+
+
+def test_runpath_inside_the_inventory_comes_first(tmp_path: Path) -> None:
+    own = library(tmp_path / "env/lib", "liba.so")
+    other = library(tmp_path / "sys", "liba.so")
+    ext = library(
+        tmp_path / "env", "ext.so", "liba.so", options=("-Wl,--enable-new-dtags,-rpath,$ORIGIN/lib",)
+    )
+    closure = close_over_libraries([("site/ext.so", ext), ("site/lib/liba.so", own)], system(liba_so=other))
+    assert closure.needed["site/ext.so"] == ("site/lib/liba.so",)
+    assert closure.added == ()
+
+
+def test_runpath_out_of_the_inventory_is_added(tmp_path: Path) -> None:
+    outside = library(tmp_path / "opt", "liba.so")
+    ext = library(tmp_path / "env", "ext.so", "liba.so", options=(f"-Wl,-rpath,{tmp_path}/opt",))
+    closure = close_over_libraries([("site/ext.so", ext)], system())
+    assert closure.added == (("usr/lib/x/liba.so", outside),)
+
+
+def test_a_library_of_the_inventory_that_its_package_loads_first(tmp_path: Path) -> None:
+    own = library(tmp_path / "env/torch/lib", "liba.so")
+    ext = library(tmp_path / "env", "ext.so", "liba.so")
+    closure = close_over_libraries([("site/ext.so", ext), ("site/torch/lib/liba.so", own)], system())
+    assert closure.needed["site/ext.so"] == ("site/torch/lib/liba.so",)
+
+
+def test_missing_library(tmp_path: Path) -> None:
+    ext = library(tmp_path / "env", "ext.so", "libgone.so.7")
+    closure = close_over_libraries([("site/ext.so", ext)], system())
+    assert closure.notes == ["libgone.so.7 is nowhere on this machine (site/ext.so names it)"]
+    assert closure.needed == {"site/ext.so": ()}
+
+
+def test_foreign_library(tmp_path: Path) -> None:
+    ext = library(tmp_path / "env", "ext.so")
+    data = bytearray(ext.read_bytes())
+    data[18:20] = (243 if ARCH != "riscv64" else 62).to_bytes(2, "little")  # e_machine
+    ext.write_bytes(data)
+    closure = close_over_libraries([("site/ext.so", ext)], system())
+    other = "riscv64" if ARCH != "riscv64" else "x86_64"
+    assert closure.notes == [f"not for this machine: site/ext.so ({other})"]
+
+
+def test_files_that_are_no_elf_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "x.so").write_text("INPUT(libc.so.6)")
+    closure = close_over_libraries([("site/x.so", tmp_path / "x.so")], system())
+    assert (closure.added, closure.needed, closure.notes) == ((), {}, [])
+
+
+def test_what_glibc_loads_by_name_is_added(tmp_path: Path) -> None:
+    gcc_s = library(tmp_path, "libgcc_s.so.1")
+    paths = SystemLibraries(ARCH, "usr/lib/x", {"libgcc_s.so.1": gcc_s})
+    assert close_over_libraries([], paths).added == (("usr/lib/x/libgcc_s.so.1", gcc_s),)
+
+
+def test_the_loader_keeps_its_place(tmp_path: Path) -> None:
+    (tmp_path / "p.c").write_text("int main(void) { return 0; }")
+    subprocess.run(["gcc", "-o", tmp_path / "p", tmp_path / "p.c"], check=True)
+    here = SystemLibraries.of_this_machine()
+    closure = close_over_libraries([("usr/bin/p", tmp_path / "p")], here)
+    loader = closure.interpreter_path
+    assert loader.startswith("/lib")
+    paths = [path for path, _ in closure.added]
+    assert f"usr{loader}" in paths
+    assert len([p for p in paths if p.endswith(loader.rpartition("/")[2])]) == 1
+    assert f"{here.libdir}/libc.so.6" in paths
+
+
+LISTING = """\
+3 libs found in cache `/etc/ld.so.cache'
+\tlibm.so.6 (libc6,x86-64) => /lib/x86_64-linux-gnu/libm.so.6
+\tlibc.so.6 (libc6,x86-64, OS ABI: Linux 3.2.0) => /lib/x86_64-linux-gnu/libc.so.6
+\tlibc.so.6 (libc6, hwcap: 0x2) => /lib/i386-linux-gnu/libc.so.6
+\tlibm.so.6 (libc6,x86-64) => /usr/local/lib/libm.so.6
+\tlibz.so.1 (libc6) => /lib/i386-linux-gnu/libz.so.1
+"""
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, text: str, machine: str) -> None:
+    import os
+
+    uname = os.uname_result(("Linux", "host", "6", "v", machine))
+    monkeypatch.setattr(os, "uname", lambda: uname)
+    monkeypatch.setattr(process, "run", lambda command: process.Finished("", 0, text.encode(), ""))
+
+
+def test_ldconfig(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, LISTING, "x86_64")
+    assert SystemLibraries.of_this_machine() == SystemLibraries(
+        "x86_64",
+        "usr/lib/x86_64-linux-gnu",
+        {
+            "libm.so.6": Path("/lib/x86_64-linux-gnu/libm.so.6"),
+            "libc.so.6": Path("/lib/x86_64-linux-gnu/libc.so.6"),
+        },
+    )
+
+
+def test_ldconfig_of_riscv(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "\tlibc.so.6 (libc6,double-float) => /usr/lib/riscv64-linux-gnu/libc.so.6\n"
+    answer(monkeypatch, text, "riscv64")
+    assert SystemLibraries.of_this_machine().libdir == "usr/lib/riscv64-linux-gnu"
+
+
+def test_no_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, LISTING, "aarch64")
+    with pytest.raises(FreezeError) as caught:
+        SystemLibraries.of_this_machine()
+    assert caught.value.message == "this machine has no glibc that ldconfig knows of"
