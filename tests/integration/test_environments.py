@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.conftest import AGENTS, TEST_CACHE, build, run_cli
 
-ENVIRONMENTS = ["LunarLander-v3", "CartPole-v1", "BipedalWalker-v3", "Ant-v5", "Taxi-v3"]
+ENVIRONMENTS = ["LunarLander-v3", "CartPole-v1", "BipedalWalker-v3", "Ant-v5", "FrozenLake-v1"]
 
 
 def test_reachable_environments_run_as_in_the_venv(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Random steps in environments that need extras."""
 
 import sys
+
 import gymnasium
 
 for name in sys.argv[1:]:
