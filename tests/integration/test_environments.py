@@ -16,7 +16,11 @@ def test_reachable_environments_run_as_in_the_venv(tmp_path: Path) -> None:
     alone = Path(shutil.copy(image, tmp_path / "alone.rvb"))
     inside = run_cli("run", alone, *ENVIRONMENTS)
     assert inside.code == 0, inside.err
-    venvs = [p for p in (TEST_CACHE / "build" / "environment").glob("*/venv") if list(p.rglob("mujoco"))]
+    venvs = [
+        p
+        for p in (TEST_CACHE / "build" / "environment").glob("*/venv")
+        if list(p.glob("lib/*/site-packages/mujoco"))
+    ]
     outside = subprocess.run(
         [venvs[0] / "bin" / "python", AGENTS / "envs" / "agent.py", *ENVIRONMENTS],
         capture_output=True,
