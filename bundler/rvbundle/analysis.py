@@ -38,7 +38,7 @@ class ModuleGraph:
 
 @dataclass(frozen=True)
 class Reach:
-    """What an agent can reach: {module: the chain of names that leads to it}, and data files' reasons."""
+    """What an agent can reach: {module: the chain that leads to it}, {path in the tree: why} for data."""
 
     modules: dict[str, str]
     data: dict[str, str]
@@ -159,12 +159,14 @@ def reach(
     sources: Iterable[tuple[str, bytes]],
     plugins: Iterable[str],
     modules: Mapping[str, Path | None],
+    packages: tuple[Path, str],
 ) -> Reach:
     """Walk `graph` from the imports of the agent's `sources`, given as (name, text), and from `plugins`.
 
     `plugins` are modules that other packages load through entry points (gymnasium's environments).
     `modules` are all that the tree holds, with their sources: the graph was made without knowing the
-    agent, so it may lack a submodule that only the agent imports; such a one is read here.
+    agent, so it may lack a submodule that only the agent imports; such a one is read here. `packages`
+    is where the graph's data files lie and where that is in the tree.
     """
     chains: dict[str, str] = {}
     queue: deque[str] = deque()
@@ -189,7 +191,12 @@ def reach(
             arrive(target, chain)
         for target, hook in graph.hidden.get(module, ()):
             arrive(target, f"{chain} ({hook})")
-    data = {file: f"data of {module}" for module, file in graph.data if module in chains}
+    place, in_tree = packages
+    data = {
+        f"{in_tree}/{Path(file).relative_to(place)}": f"data of {module} ({_extend(chains[module], module)})"
+        for module, file in graph.data
+        if module in chains and Path(file).is_relative_to(place)
+    }
     return Reach(chains, data)
 
 

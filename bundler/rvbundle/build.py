@@ -54,7 +54,7 @@ def build(recipe: Recipe, output: Path, cache_base: Path, progress: Progress) ->
         frozen = _freeze(locked, env, cache, progress)
         agent = _stage_agent(recipe, interpreter, cache)
         record = _trace(recipe, frozen, agent, cache, progress)
-        reached = _analysis(graph, frozen, agent, progress)
+        reached = _analysis(graph, env, frozen, agent, progress)
     built = _image(recipe, frozen, agent, record, reached, output, cache, progress)
     cache.remember()
     return Built(*built, seconds=time.monotonic() - started)
@@ -192,12 +192,15 @@ def _kept_trace(beside: Path | None, key: Key) -> Trace | None:
     return record if made_for == key else None
 
 
-def _analysis(graph: "Future[Cached]", frozen: Frozen, agent: StagedAgent, progress: Progress) -> Reach:
+def _analysis(
+    graph: "Future[Cached]", env: Environment, frozen: Frozen, agent: StagedAgent, progress: Progress
+) -> Reach:
     with progress.phase("analysis") as phase:
         cached = graph.result()
         sources = [(path, (agent.folder / path).read_bytes()) for path in agent.files if path.endswith(".py")]
+        packages = (env.site_packages, f"{frozen.stdlib}/site-packages")
         reached = analysis.reach(
-            analysis.load_graph(cached.folder), sources, freeze.plugins(frozen), frozen.modules()
+            analysis.load_graph(cached.folder), sources, freeze.plugins(frozen), frozen.modules(), packages
         )
         _note(phase, cached, f"{len(reached.modules)} modules are reachable")
         return reached

@@ -1,6 +1,7 @@
 """`rvbundle explain`: the plan of a run, and why each file is where it is."""
 
 import fnmatch
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def _reasons(path: Path) -> dict[str, int]:
     with Reader(path) as reader:
         for payload in reader.index().payloads:
             for entry in payload.entries:
-                reason = payload.reasons[entry.reason].partition(":")[0]
+                reason = re.split("[:;]", payload.reasons[entry.reason])[0]
                 counts[reason] = counts.get(reason, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 

@@ -111,7 +111,7 @@ class _Placer:
             return Placed(file, False, "symbol tables and debug sections: only debuggers read them")
         hot = self._kept(file)
         if hot is None and file.path in self._opened:
-            hot = f"opened by trace {self._opened[file.path]}"
+            hot = f"opened by trace {self._opened[file.path]}{self._and_reach(file)}"
         if hot is None:
             hot = self._by_rule(file)
         if hot is not None:
@@ -158,6 +158,8 @@ class _Placer:
         return None
 
     def _by_reach(self, file: FrozenFile, inner: str) -> str | None:
+        if file.path in self._reach.data:
+            return f"reachable: {self._reach.data[file.path]}"
         if file.role in (freeze.BYTECODE, freeze.EXTENSION):
             chain = self._reach.modules.get(module_name(inner))
             return None if chain is None else f"reachable: {chain}"
@@ -166,6 +168,13 @@ class _Placer:
             if top in self._reached_packages or not file.path.startswith(self._site):
                 return "a library that a reachable package may load"
         return None
+
+    def _and_reach(self, file: FrozenFile) -> str:
+        """Return what the analysis says of a file that a trace opened, as the rest of a sentence."""
+        if file.role not in (freeze.BYTECODE, freeze.EXTENSION):
+            return ""
+        chain = self._reach.modules.get(module_name(self._frozen.inner(file.path)))
+        return f"; reachable: {chain}" if chain else "; the analysis did not find it"
 
     def _why_cold(self, file: FrozenFile) -> str:
         inner = self._frozen.inner(file.path)

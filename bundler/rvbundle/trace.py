@@ -15,7 +15,7 @@ from typing import Any
 
 from rvbundle import process
 from rvbundle.filewatch import FileWatch
-from rvbundle.freeze import Frozen
+from rvbundle.freeze import Frozen, module_name
 from rvbundle.recipe import Recipe, Workload
 from rvbundle.stage_agent import StagedAgent
 from rvbundle_runtime.errors import TraceError
@@ -27,9 +27,10 @@ _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE]
 
 @dataclass(frozen=True)
 class WorkloadTrace:
-    """What one workload did: the tree's files that it opened, its output, its time in seconds."""
+    """What one workload did: the tree's files that it opened, the modules that these are, its output."""
 
     args: tuple[str, ...]
+    modules: tuple[str, ...]
     opened: tuple[str, ...]
     stdout: str
 
@@ -64,7 +65,8 @@ def loads(text: str) -> tuple[Trace, dict[str, Any]]:
         if value["format"] != _FORMAT:
             raise ValueError("another format")
         workloads = tuple(
-            WorkloadTrace(tuple(w["args"]), tuple(w["opened"]), w["stdout"]) for w in value["workloads"]
+            WorkloadTrace(tuple(w["args"]), tuple(w["modules"]), tuple(w["opened"]), w["stdout"])
+            for w in value["workloads"]
         )
         pages = {path: tuple(numbers) for path, numbers in value["pages"].items()}
         return Trace(workloads, pages, tuple(value["families"])), dict(value["key"])
@@ -78,8 +80,15 @@ def trace(recipe: Recipe, frozen: Frozen, agent: StagedAgent) -> Trace:
     for number, workload in enumerate(recipe.workloads, 1):
         with FileWatch(frozen.tree) as watch:
             stdout = run_in_tree(recipe, frozen, agent, workload, number)
-        records.append(WorkloadTrace(workload.args, tuple(sorted(watch.opened)), stdout))
+        opened = tuple(sorted(watch.opened))
+        records.append(WorkloadTrace(workload.args, _modules(frozen, opened), opened, stdout))
     return Trace(tuple(records), {}, ())
+
+
+def _modules(frozen: Frozen, opened: tuple[str, ...]) -> tuple[str, ...]:
+    suffixes = (".py", ".pyc", ".so")
+    inner = [frozen.inner(path) for path in opened if path.startswith(f"{frozen.stdlib}/")]
+    return tuple(sorted({module_name(path) for path in inner if path.endswith(suffixes)}))
 
 
 def run_in_tree(recipe: Recipe, frozen: Frozen, agent: StagedAgent, workload: Workload, number: int) -> str:

@@ -20,6 +20,7 @@ from rvbundle_runtime.zstd import decoder
 RESTORED, NOT_IN_PACK, FAILED = 0, 1, 2
 REQUEST = struct.Struct("<I")
 ANSWER = struct.Struct("<BI")
+_UCRED = struct.Struct("iII")  # struct ucred: process, user and group id
 _CONNECTIONS_MAX = 256
 _IDLE = 3600.0  # seconds after which a silent connection is closed; the guest opens a new one
 
@@ -38,12 +39,18 @@ class Pager:
         self._token = os.urandom(6).hex()  # every supervisor has process id 1
         self._free = threading.Semaphore(_CONNECTIONS_MAX)
 
-    def listen(self, path: str) -> None:
-        """Serve on a socket at `path` from a thread of its own until the process ends."""
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+    def listen(self, address: str) -> None:
+        """Serve on a Unix socket from a thread of its own until the process ends.
+
+        `address` is a path, or "@NAME" for one in the abstract namespace, which leaves nothing behind.
+        """
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        server.bind(path)
-        os.chmod(path, 0o666)
+        if address.startswith("@"):
+            server.bind("\0" + address[1:])
+        else:
+            os.makedirs(os.path.dirname(address), exist_ok=True)
+            server.bind(address)
+            os.chmod(address, 0o666)
         server.listen(64)
         threading.Thread(target=self._accept, args=(server,), daemon=True).start()
 
@@ -51,6 +58,11 @@ class Pager:
         while True:
             self._free.acquire()
             connection, _ = server.accept()
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+            if _UCRED.unpack(credentials)[1] != os.getuid():
+                connection.close()  # an abstract name is open to every user of the machine
+                self._free.release()
+                continue
             connection.settimeout(_IDLE)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 

@@ -13,7 +13,7 @@ import resource
 import select
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rvbundle_runtime import sandbox
 from rvbundle_runtime import syscalls as sys_
@@ -129,14 +129,10 @@ def _reader_gone(fd: int) -> bool:
 
 def _run_unconfined(plan: Plan, pager: Pager | None, old_mask: set[int | signal.Signals]) -> Outcome:
     if pager:
-        import tempfile
-
-        with tempfile.TemporaryDirectory(prefix="rvbundle-") as folder:
-            pager.listen(f"{folder}/pager")
-            plan.env["RVBUNDLE_PAGER"] = f"{folder}/pager"
-            value = _outcome(_wait(_start(plan, old_mask)))
-    else:
-        value = _outcome(_wait(_start(plan, old_mask)))
+        address = f"@rvbundle-{os.getpid()}-{os.urandom(6).hex()}"
+        pager.listen(address)
+        plan = replace(plan, env={**plan.env, "RVBUNDLE_PAGER": address})
+    value = _outcome(_wait(_start(plan, old_mask)))
     return Outcome(value["code"], value["signal"])
 
 

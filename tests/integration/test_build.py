@@ -161,7 +161,7 @@ def test_explain(probe_image: Path) -> None:
         assert part in text
     rows = json.loads(run_cli("explain", probe_image, "--files", "json/*.pyc", "--json").out)
     sides = {row["path"].rpartition("/")[2]: (row["side"], row["reason"]) for row in rows}
-    assert sides["decoder.pyc"] == ("hot", "opened by trace 1")
+    assert sides["decoder.pyc"] == ("hot", "opened by trace 1; reachable: probe.py → json")
     assert sides["tool.pyc"][0] == "cold"
     (row,) = json.loads(run_cli("explain", probe_image, "--files", "multiprocessing/pool.pyc", "--json").out)
     assert row["reason"].startswith("no trace imported it, though it is reachable: probe.py")

@@ -50,7 +50,7 @@ def _restore(path):
     try:
         connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
-            connection.connect(address)
+            connection.connect("\0" + address[1:] if address.startswith("@") else address)
             connection.sendall(len(request).to_bytes(4, "little") + request)
             head = _receive(connection, 5)
             text = _receive(connection, int.from_bytes(head[1:], "little")).decode()
