@@ -16,10 +16,10 @@ A folder's `case.toml` holds:
     leaves      globs: the only new paths that the command may leave in its folder
     [[also]]    more commands for the same broken input: command, exit, expected, contains, stdout …
 
-All texts may use {folder} (the copy), {cache}, {image} (a copy of the probe agent's image), {probe} (that agent's
-folder), {python} (the interpreter that runs rvbundle). A `prepare.py` makes what can't lie in a repository: its
-`prepare(folder, image)` gets the copy and an image that it must not change (with its cold pack beside it) and may
-return variables. The cache, if it is the case's own, is `folder.parent / "cache"`.
+All texts may use {folder} (the copy), {cache}, {image} (a copy of the probe agent's image), {probe} (that
+agent's folder), {python} (the interpreter that runs rvbundle). A `prepare.py` makes what can't lie in a
+repository: its `prepare(folder, image)` gets the copy and an image that it must not change (its cold pack lies
+beside it), and may return variables. The cache, if it is the case's own, is `folder.parent / "cache"`.
 """
 
 import ctypes
@@ -186,7 +186,7 @@ def strays(place: Place, before: list[str], after: list[str], leaves: list[str])
     """Return the new paths that are neither wanted nor part of a complete result."""
     found = []
     there = set(after)
-    # An own cache must be clean afterwards, whatever lay there before; in the shared one only what is new counts.
+    # An own cache must be clean afterwards, whatever lay there before; in the shared one what is new counts.
     candidates = there - set(before) if place.cache == TEST_CACHE else there
     for path in map(Path, sorted(candidates)):
         if path.is_relative_to(place.folder):
@@ -248,3 +248,17 @@ def test_two_first_runs_at_once(place: Place, probe_image: Path) -> None:
     assert [run.returncode for run in runs] == [0] * 4
     assert strays(place, [], listing(place), []) == [str(place.folder)]
     assert left_processes() == []
+
+
+def test_killed_while_unpacking(place: Place, probe_image: Path) -> None:
+    place.folder.mkdir()
+    env = {**os.environ, "RVBUNDLE_CACHE": str(place.cache), "TMPDIR": str(place.tmp)}
+    command = [sys.executable, "-m", "rvbundle", "run", str(probe_image), "hello"]
+    killed = subprocess.Popen(command, cwd=place.folder, env=env, stdout=subprocess.DEVNULL)
+    unpacking = place.cache / "store" / "tmp"
+    while killed.poll() is None and not (unpacking.exists() and any(unpacking.iterdir())):
+        time.sleep(0.001)
+    killed.kill()
+    killed.wait()
+    assert left_processes() == []
+    check(place, {"command": ["run", str(probe_image), "hello"], "stdout": "hello"}, {})

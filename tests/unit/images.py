@@ -78,7 +78,7 @@ def build(
 def forge(
     source: Path,
     target: Path,
-    change: Callable[[dict[str, Any]], Any] = lambda value: None,
+    change: Callable[[dict[str, Any]], Any] = lambda _: None,
     raw: bytes | None = None,
     raw_size: int | None = None,
     **footer: Any,

@@ -6,7 +6,7 @@ from pathlib import Path
 FILES = {
     "tiny.py": "",
     "tiny-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n",
-    "tiny-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: rvbundle\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "tiny-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     "tiny-1.0.dist-info/RECORD": "tiny.py,,\ntiny-1.0.dist-info/METADATA,,\ntiny-1.0.dist-info/WHEEL,,\n",
 }
 

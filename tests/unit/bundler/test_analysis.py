@@ -21,8 +21,9 @@ GRAPH = ModuleGraph(
         "unused": ("os",),
     },
     hidden={"torch": (("torch.hidden", "hook-torch.py"),)},
-    data=(("torch", "/x/torch/data.bin"), ("unused", "/x/unused/data.bin")),
+    data=(("torch", "/x/torch/data.bin"), ("unused", "/x/unused/data.bin"), ("torch", "/y/outside.bin")),
 )
+PACKAGES = (Path("/x"), "usr/lib/site")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_deep_nesting_is_no_error() -> None:
 
 
 def test_reach_with_chains() -> None:
-    found = reach(GRAPH, [("play.py", b"import torch.nn")], [], {})
+    found = reach(GRAPH, [("play.py", b"import torch.nn")], [], {}, PACKAGES)
     assert found.modules == {
         "torch": "play.py (as a parent of torch.nn)",
         "torch.nn": "play.py",
@@ -92,11 +93,13 @@ def test_reach_with_chains() -> None:
         "torch.hidden": "play.py (as a parent of torch.nn) → torch (hook-torch.py)",
         "late": "play.py (as a parent of torch.nn) → torch (hook-torch.py) → torch.hidden",
     }
-    assert found.data == {"/x/torch/data.bin": "data of torch"}
+    assert found.data == {
+        "usr/lib/site/torch/data.bin": "data of torch (play.py (as a parent of torch.nn) → torch)"
+    }
 
 
 def test_plugins_are_reached() -> None:
-    found = reach(GRAPH, [], ["ale_py"], {})
+    found = reach(GRAPH, [], ["ale_py"], {}, PACKAGES)
     assert found.modules == {
         "ale_py": "entry point of a plug-in",
         "gymnasium": "entry point of a plug-in → ale_py (as a parent of gymnasium.envs)",
@@ -105,7 +108,9 @@ def test_plugins_are_reached() -> None:
 
 
 def test_nothing_is_reached() -> None:
-    assert reach(GRAPH, [("play.py", b"import missing, json")], ["gone"], {}) == analysis.Reach({}, {})
+    assert reach(GRAPH, [("play.py", b"import missing, json")], ["gone"], {}, PACKAGES) == analysis.Reach(
+        {}, {}
+    )
 
 
 def test_a_submodule_that_only_the_agent_imports(tmp_path: Path) -> None:
@@ -113,7 +118,7 @@ def test_a_submodule_that_only_the_agent_imports(tmp_path: Path) -> None:
     (tmp_path / "extra.py").write_text("from . import other\nimport late\n")
     (tmp_path / "other.py").write_text("")
     modules = {"torch.extra": tmp_path / "extra.py", "torch.other": tmp_path / "other.py", "torch": None}
-    found = reach(GRAPH, [("play.py", b"import torch.extra")], [], modules)
+    found = reach(GRAPH, [("play.py", b"import torch.extra")], [], modules, PACKAGES)
     assert found.modules["torch.extra"] == "play.py"
     assert found.modules["torch.other"] == "play.py → torch.extra"
     assert found.modules["late"] == "play.py → torch.extra"
@@ -121,7 +126,7 @@ def test_a_submodule_that_only_the_agent_imports(tmp_path: Path) -> None:
 
 def test_a_long_chain_keeps_both_ends() -> None:
     edges = {f"m{n}": (f"m{n + 1}",) for n in range(9)} | {"m9": ()}
-    found = reach(ModuleGraph(edges, {}, ()), [("play.py", b"import m0")], [], {})
+    found = reach(ModuleGraph(edges, {}, ()), [("play.py", b"import m0")], [], {}, PACKAGES)
     assert found.modules["m9"] == "play.py → m0 → … → m6 → m7 → m8"
 
 

@@ -19,7 +19,7 @@ PYTHON = Interpreter(Path("/p"), "3.11.4", "3.11", Path("/s"), Path("/b"), "c", 
 def resolved(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Let every resolution give LOCK; return the list of the recipes that were resolved."""
     calls: list[object] = []
-    monkeypatch.setattr(environment, "resolve", lambda value, python: calls.append(value) or LOCK)
+    monkeypatch.setattr(environment, "resolve", lambda value, _: calls.append(value) or LOCK)
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     return calls

@@ -193,11 +193,9 @@ def corrupt(path: Path) -> list[bytes]:
     data = path.read_bytes()
     shoff = int.from_bytes(data[40:48], "little")
     found = [data[:size] for size in (7, 16, 40, 63, 64, 100, 500, shoff, shoff + 10, len(data) - 1)]
-    places = [*range(7, 64), *range(64, 400, 3), *range(shoff, len(data), 7)]
-    for place in places:
-        for value in (0x00, 0xFF):
-            found.append(data[:place] + bytes([value]) + data[place + 1 :])
-    return found
+    places = [*range(7, 64), *range(64, 400, 3), *range(shoff, len(data), 11)]
+    changes = [(place, value) for place in places for value in (b"\x00", b"\xff")]
+    return found + [data[:place] + value + data[place + 1 :] for place, value in changes]
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +229,8 @@ def test_facts_of_damaged_libraries(damaged: list[bytes], tmp_path: Path) -> Non
         try:
             elf.read_facts(path)
         except FreezeError as error:
-            assert error.message.startswith(str(path))
+            if not error.message.startswith(str(path)):
+                wrong.append(f"{number}: {error.message}")
         except Exception as error:  # noqa: BLE001
             wrong.append(f"{number}: {type(error).__name__} {error}")
     assert wrong == []

@@ -16,7 +16,7 @@ def fake(path: Path, version: str, implementation: str = "cpython") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     short = ".".join(version.split(".")[:2])
     answer = (
-        f'{{"version": "{version}", "short": "{short}", "executable": "x", "base_prefix": "/b", "machine": "m", '
+        f'{{"version": "{version}", "short": "{short}", "executable": "x", "base_prefix": "/b", '
         f'"stdlib": "/s", "implementation": "{implementation}", "cache_tag": "c", "usual_site": true}}'
     )
     path.write_text(f"#!/bin/sh\necho '{answer}'\n")
@@ -88,7 +88,7 @@ def test_what_is_passed_over(tmp_path: Path) -> None:
 def test_no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(EnvironmentSetupError) as caught:
         environment.pip_command(Path("python"))
     assert caught.value.message == "there is no pip beside rvbundle, and environments are made by pip"

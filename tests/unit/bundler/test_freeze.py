@@ -229,7 +229,8 @@ def test_bytecode_is_the_same_every_time(tmp_path: Path) -> None:
 
 def test_bytecode_works_and_names_its_place(tmp_path: Path) -> None:
     data = compiled(tmp_path / "one", ["plain"])["plain"]
-    code = "import marshal, sys; c = marshal.loads(sys.stdin.buffer.read()[16:]); print(c.co_filename); exec(c); print(VALUE)"
+    code = "import marshal, sys; c = marshal.loads(sys.stdin.buffer.read()[16:]); print(c.co_filename); "
+    code += "exec(c); print(VALUE)"
     done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True)
     assert done.stdout == b"/usr/plain.py\n1\n"
 

@@ -127,7 +127,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, text: str, machine: str) -> None:
 
     uname = os.uname_result(("Linux", "host", "6", "v", machine))
     monkeypatch.setattr(os, "uname", lambda: uname)
-    monkeypatch.setattr(process, "run", lambda command: process.Finished("", 0, text.encode(), ""))
+    monkeypatch.setattr(process, "run", lambda _: process.Finished("", 0, text.encode(), ""))
 
 
 def test_ldconfig(monkeypatch: pytest.MonkeyPatch) -> None:

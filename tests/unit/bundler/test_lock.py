@@ -94,8 +94,19 @@ def test_digest_depends_on_everything() -> None:
         ("format = 1\npython = '3'\nrequires = []\npackage = 3\n", "recipe.lock: damaged: TypeError "),
         ("format = 1\npython = '3'\nrequires = []\npackage = ['x']\n", "recipe.lock: damaged: TypeError "),
     ],
-    ids=["no toml", "empty", "newer", "no requires", "number", "no digest", "capitals", "short digest"]
-    + ["no version", "no list", "no table"],
+    ids=[
+        "no toml",
+        "empty",
+        "newer",
+        "no requires",
+        "number",
+        "no digest",
+        "capitals",
+        "short digest",
+        "no version",
+        "no list",
+        "no table",
+    ],
 )
 def test_damaged(text: str, message: str) -> None:
     with pytest.raises(LockError) as caught:

@@ -37,7 +37,7 @@ def test_cached_frames_give_the_same_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "flipped"])
 def test_damaged_cache_of_frames(tmp_path: Path, damage: str) -> None:
-    """A power failure may leave such files; a cold pack made of them would only be missed when it is needed."""
+    """A power failure may leave such files; a cold pack made of them fails only when it is needed."""
     build(tmp_path / "a.rvb")
     for kept in (tmp_path / "frames").iterdir():
         data = bytearray(kept.read_bytes())

@@ -42,7 +42,7 @@ def frozen(*files: FrozenFile, needed: Mapping[str, tuple[str, ...]] | None = No
 
 
 def opened(*workloads: tuple[str, ...]) -> Trace:
-    return Trace(tuple(WorkloadTrace((), paths, "") for paths in workloads), {}, ())
+    return Trace(tuple(WorkloadTrace((), (), paths, "") for paths in workloads), {}, ())
 
 
 def place(
@@ -144,19 +144,20 @@ def test_rules(path: str, role: str, package: str, hot: bool, reason: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("path", "role"),
+    ("path", "role", "more"),
     [
-        (f"{SITE}/torch/nn/x.pyc", freeze.BYTECODE),
-        (f"{SITE}/torch/nn/x.py", freeze.SOURCE),
-        (f"{SITE}/torch/x.h", freeze.DATA),
-        ("usr/lib/x/libcurl.so.4", freeze.LIBRARY),
+        (f"{SITE}/torch/nn/x.pyc", freeze.BYTECODE, "; the analysis did not find it"),
+        (f"{SITE}/torch/y.pyc", freeze.BYTECODE, "; reachable: play.py → torch"),
+        (f"{SITE}/torch/_C.cpython-311-x.so", freeze.EXTENSION, "; the analysis did not find it"),
+        (f"{SITE}/torch/nn/x.py", freeze.SOURCE, ""),
+        (f"{SITE}/torch/x.h", freeze.DATA, ""),
+        ("usr/lib/x/libcurl.so.4", freeze.LIBRARY, ""),
     ],
 )
-def test_what_a_trace_opened_is_hot(path: str, role: str) -> None:
-    assert place(file(path, role), trace=opened((), ("other",), (path,), (path,))) == (
-        True,
-        "opened by trace 3",
-    )
+def test_what_a_trace_opened_is_hot(path: str, role: str, more: str) -> None:
+    reach = Reach({"torch.y": "play.py → torch"}, {})
+    opened_third = opened((), ("other",), (path,), (path,))
+    assert place(file(path, role), trace=opened_third, reach=reach) == (True, f"opened by trace 3{more}")
 
 
 def test_a_tail_is_cold_though_its_library_was_opened() -> None:
@@ -191,6 +192,8 @@ def test_level_none_leaves_symbol_tables_out() -> None:
     [
         (BYTECODE, (True, "reachable: play.py → torch")),
         (file(f"{SITE}/torch/other.pyc", freeze.BYTECODE), (False, DUNNO)),
+        (file(f"{SITE}/torch/needed.h", freeze.DATA), (True, "reachable: data of torch (play.py → torch)")),
+        (file(f"{SITE}/torch/other.h", freeze.DATA), (False, "a header, and no trace opened it")),
         (
             file(f"{SITE}/torch/lib/libx.so", freeze.LIBRARY),
             (True, "a library that a reachable package may load"),
@@ -209,10 +212,23 @@ def test_level_none_leaves_symbol_tables_out() -> None:
             (False, "a source: its bytecode is what runs"),
         ),
     ],
-    ids=["module", "other module", "library", "vendored", "of another package", "system", "source"],
+    ids=[
+        "module",
+        "other module",
+        "data",
+        "other data",
+        "library",
+        "vendored",
+        "of another package",
+        "system",
+        "source",
+    ],
 )
 def test_level_reachable(item: FrozenFile, expected: tuple[bool, str]) -> None:
-    reach = Reach({"torch": "play.py", "torch.nn.functional": "play.py → torch"}, {})
+    reach = Reach(
+        {"torch": "play.py", "torch.nn.functional": "play.py → torch"},
+        {f"{SITE}/torch/needed.h": "data of torch (play.py → torch)"},
+    )
     assert place(item, replace(RECIPE, trim="reachable"), reach=reach) == expected
 
 

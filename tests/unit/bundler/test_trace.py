@@ -8,8 +8,13 @@ from rvbundle.recipe import Workload
 from rvbundle.trace import Trace, WorkloadTrace, compare
 from rvbundle_runtime.errors import TraceError
 
+from .test_split import LIB, SITE, frozen
+
 TRACE = Trace(
-    (WorkloadTrace(("--x",), ("a", "b"), "loss 0.5\n"), WorkloadTrace((), ("b", "c"), "ü\n")),
+    (
+        WorkloadTrace(("--x",), ("torch",), ("a", "b"), "loss 0.5\n"),
+        WorkloadTrace((), (), ("b", "c"), "ü\n"),
+    ),
     {"lib.so": (1, 2)},
     ("default",),
 )
@@ -33,10 +38,18 @@ def test_digest_is_of_the_record_alone() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "null", "{}", "5"]
-    + [json.dumps({"format": 2}), json.dumps({"format": 1}), json.dumps({"format": 1, "workloads": [[]]})]
-    + [json.dumps({"format": 1, "workloads": [], "pages": [], "families": [], "key": {}})]
-    + [json.dumps({"format": 1, "workloads": [], "pages": {}, "families": [], "key": 5})],
+    [
+        "",
+        "[]",
+        "null",
+        "{}",
+        "5",
+        json.dumps({"format": 2}),
+        json.dumps({"format": 1}),
+        json.dumps({"format": 1, "workloads": [[]]}),
+        json.dumps({"format": 1, "workloads": [], "pages": [], "families": [], "key": {}}),
+        json.dumps({"format": 1, "workloads": [], "pages": {}, "families": [], "key": 5}),
+    ],
 )
 def test_no_record(text: str) -> None:
     with pytest.raises(ValueError):
@@ -93,8 +106,22 @@ def test_same_output(expected: str, found: str, tolerance: float | None) -> None
         ("a\r\n", "a\n", None, "    (only line ends differ)"),
         ("a", "a\n", None, "    (only line ends differ)"),
     ],
-    ids=["line", "nothing", "exact", "too far", "sign", "nan", "inf", "zero", "text", "count"]
-    + ["hash", "hash elsewhere", "crlf", "last newline"],
+    ids=[
+        "line",
+        "nothing",
+        "exact",
+        "too far",
+        "sign",
+        "nan",
+        "inf",
+        "zero",
+        "text",
+        "count",
+        "hash",
+        "hash elsewhere",
+        "crlf",
+        "last newline",
+    ],
 )
 def test_different_output(expected: str, found: str, tolerance: float | None, shown: str) -> None:
     assert compare(expected, found, tolerance) == shown
@@ -104,6 +131,20 @@ def test_long_differences_are_cut() -> None:
     shown = compare("\n".join("x" * 300 for _ in range(50)), "\n".join("y" * 300 for _ in range(50)), None)
     assert len(shown.splitlines()) == 8
     assert max(map(len, shown.splitlines())) == 204
+
+
+def test_modules_of_what_was_opened() -> None:
+    paths = (
+        f"{SITE}/torch/__init__.pyc",
+        f"{SITE}/torch/_C.cpython-311-x.so",
+        f"{SITE}/torch/data.bin",
+        f"{LIB}/lib-dynload/_json.cpython-311-x.so",
+        f"{LIB}/os.py",
+        f"{LIB}/os.pyc",
+        "usr/lib/x/libc.so.6",
+        "usr/bin/python3.11",
+    )
+    assert trace._modules(frozen(), paths) == ("_json", "os", "torch", "torch._C")
 
 
 WORKLOAD = Workload(("--n", "3"), True, None, 2.5)

@@ -30,14 +30,20 @@ WAYS_OUT = (
 )
 NOT_HERE = "no trace used it, and the cold pack is not here"
 
-_LAYOUT = "import json, sys, sysconfig; print(json.dumps(['python%d.%d' % sys.version_info[:2], sysconfig.get_path('stdlib')]))"
+_LAYOUT = """
+import json, sys, sysconfig
+print(json.dumps(["python%d.%d" % sys.version_info[:2], sysconfig.get_path("stdlib")]))
+"""
 NAME, STDLIB = json.loads(subprocess.run([PYTHON, "-c", _LAYOUT], capture_output=True, check=True).stdout)
 LIB = f"usr/lib/{NAME}"
 SITE = f"{LIB}/site-packages"
 
 # Compiled with the names that sources have in the sandbox, wherever the tree lies.
 HOT = {
-    f"{SITE}/hotmod.py": "VALUE = 1\ndef fail():\n    raise KeyError('inside')\nif __name__ == '__main__':\n    print('main')\n",
+    f"{SITE}/hotmod.py": (
+        "VALUE = 1\ndef fail():\n    raise KeyError('inside')\n"
+        "if __name__ == '__main__':\n    print('main')\n"
+    ),
     f"{SITE}/hotpkg/__init__.py": "from . import sub\n",
     f"{SITE}/hotpkg/sub.py": "VALUE = 2\n",
     f"{SITE}/hotpkg/__main__.py": "print('package main')\n",
@@ -65,6 +71,7 @@ D {SITE}/mixed
 s late
 d more.txt
 """
+EARLY = ("__init__", "aliases", "utf_8", "utf_8_sig", "latin_1", "ascii")  # of encodings
 _COMPILE = """
 import importlib.util, json, marshal, sys
 for path, text, place in json.load(sys.stdin):
@@ -73,8 +80,9 @@ for path, text, place in json.load(sys.stdin):
         file.write(importlib.util.MAGIC_NUMBER + b"\\x01\\0\\0\\0" + bytes(8) + marshal.dumps(code))
 """
 _EXTENSION = """
-struct { long refcnt; void *type, *init; long index; void *copy; const char *name, *doc; long size; void *rest[5]; }
-    definition = {1, 0, 0, 0, 0, "extmod", 0, -1, {0}};
+struct {
+    long refcnt; void *type, *init; long index; void *copy; const char *name, *doc; long size; void *rest[5];
+} definition = {1, 0, 0, 0, 0, "extmod", 0, -1, {0}};
 extern void *PyModule_Create2(void *, int);
 extern int PyModule_AddIntConstant(void *, const char *, long);
 extern int answer(void);
@@ -97,7 +105,7 @@ class Material:
 @pytest.fixture(scope="module")
 def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
     folder = tmp_path_factory.mktemp("material")
-    early = {f"{LIB}/encodings/{n}.py" for n in ("__init__", "aliases", "utf_8", "latin_1", "ascii")}
+    early = {f"{LIB}/encodings/{n}.py" for n in EARLY}
     sources = {**HOT, **COLD}
     sources |= {p: Path(STDLIB, p.removeprefix(f"{LIB}/")).read_text() for p in early}
     jobs = [[path, text, f"{folder}/{n}.pyc"] for n, (path, text) in enumerate(sources.items())]
@@ -154,10 +162,7 @@ class Tree:
         return json.loads(done.stdout)
 
 
-@pytest.fixture
-def tree(tmp_path: Path, material: Material) -> Tree:
-    """A tree without a cold pack."""
-    root = tmp_path / "root"
+def make_tree(root: Path, material: Material) -> Tree:
     lib, site = root / LIB, root / SITE
     site.mkdir(parents=True)
     for name in os.listdir(STDLIB):
@@ -171,16 +176,28 @@ def tree(tmp_path: Path, material: Material) -> Tree:
     (site / "00_rvbundle_boot.pth").write_text("import _rvbundle_boot\n")
     (root / "usr/lib/rvbundle").mkdir()
     (root / "usr/lib/rvbundle/cold.txt").write_text(COLD_TXT)
-    return Tree(root, str(tmp_path / "nothing"))
+    return Tree(root, f"{root}/nothing")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory, material: Material) -> Tree:
+    """A tree without a cold pack, which no test changes."""
+    return make_tree(tmp_path_factory.mktemp("payload") / "root", material)
 
 
 @pytest.fixture
-def paged(tree: Tree, material: Material) -> Iterator[Tree]:
+def own(tmp_path: Path, material: Material) -> Tree:
+    """A tree without a cold pack that a test may change."""
+    return make_tree(tmp_path / "root", material)
+
+
+@pytest.fixture
+def paged(own: Tree, material: Material) -> Iterator[Tree]:
     """A tree with a cold pack at hand."""
     place = tempfile.mkdtemp(prefix="rv", dir="/tmp")  # tmp_path may be too long for a socket
     with Reader(material.pack) as reader:
-        Pager(reader, ARCH, str(tree.root)).listen(f"{place}/pager")
-        yield Tree(tree.root, f"{place}/pager")
+        Pager(reader, ARCH, str(own.root)).listen(f"{place}/pager")
+        yield Tree(own.root, f"{place}/pager")
     shutil.rmtree(place)
 
 
@@ -216,7 +233,10 @@ def test_hot_modules_look_as_they_would_with_sources(tree: Tree) -> None:
 
 
 def test_cached_names_the_usual_place(tree: Tree) -> None:
-    code = "import hotmod, importlib.util as u; show(hotmod.__spec__.cached == u.cache_from_source(hotmod.__file__))"
+    code = """
+        import hotmod, importlib.util as u
+        show(hotmod.__spec__.cached == u.cache_from_source(hotmod.__file__))
+    """
     assert tree.value(code) is True
 
 
@@ -282,7 +302,8 @@ def test_cold_module_without_a_pack(tree: Tree, module: str, file: str) -> None:
 def test_cold_modules_with_a_pack(paged: Tree) -> None:
     code = """
         import coldmod, coldpkg, mixed.late, badmod
-        show([coldmod.VALUE, coldmod.__file__, coldpkg.VALUE, coldpkg.__path__, mixed.late.VALUE, badmod.VALUE])
+        show([coldmod.VALUE, coldmod.__file__, coldpkg.VALUE, coldpkg.__path__, mixed.late.VALUE,
+              badmod.VALUE])
     """
     site = f"{paged.root}/{SITE}"
     assert paged.value(code) == [3, f"{site}/coldmod.py", 4, [f"{site}/coldpkg"], 5, 7]
@@ -291,9 +312,9 @@ def test_cold_modules_with_a_pack(paged: Tree) -> None:
     assert "coldmod.py" not in restored  # nobody asked for the source
 
 
-def test_what_was_restored_needs_no_pack(paged: Tree, tree: Tree) -> None:
+def test_what_was_restored_needs_no_pack(paged: Tree, own: Tree) -> None:
     assert paged.value("import coldpkg; show(coldpkg.VALUE)") == 4
-    assert tree.value("import coldpkg; show(coldpkg.VALUE)") == 4
+    assert own.value("import coldpkg; show(coldpkg.VALUE)") == 4
 
 
 def test_cold_extension_and_its_library(paged: Tree) -> None:
@@ -370,7 +391,8 @@ def test_data_files_without_a_pack(tree: Tree) -> None:
     code = """
         import importlib.resources as r, pkgutil, mixed
         result = []
-        for read in (lambda: pkgutil.get_data("mixed", "more.txt"), lambda: (r.files("mixed") / "more.txt").read_text()):
+        for read in (lambda: pkgutil.get_data("mixed", "more.txt"),
+                     lambda: (r.files("mixed") / "more.txt").read_text()):
             try:
                 read()
             except FileNotFoundError as error:
@@ -416,15 +438,15 @@ def test_reload_and_invalidate(tree: Tree) -> None:
     assert tree.value(code) == 1
 
 
-def test_a_module_that_appears_later(tree: Tree) -> None:
+def test_a_module_that_appears_later(own: Tree) -> None:
     code = f"""
         import importlib, shutil
-        shutil.copy("{tree.root}/{SITE}/hotmod.pyc", "{tree.root}/{SITE}/fresh.pyc")
+        shutil.copy("{own.root}/{SITE}/hotmod.pyc", "{own.root}/{SITE}/fresh.pyc")
         importlib.invalidate_caches()
         import fresh
         show(fresh.__file__)
     """
-    assert tree.value(code) == f"{tree.root}/{SITE}/fresh.py"
+    assert own.value(code) == f"{own.root}/{SITE}/fresh.py"
 
 
 def test_pickle_and_spawn(paged: Tree, tmp_path: Path) -> None:
@@ -459,26 +481,22 @@ def test_pager_that_does_not_answer(tree: Tree) -> None:
     assert done.stderr.endswith(f"ImportError: {denied('coldmod', reason)}\n")
 
 
-def overwrite_with_junk(path: Path) -> None:
+def test_bytecode_of_another_python(own: Tree) -> None:
+    path = own.root / SITE / "hotmod.pyc"
     path.write_bytes(b"\0\0\0\0" + path.read_bytes()[4:])
-
-
-def test_bytecode_of_another_python(tree: Tree) -> None:
-    path = tree.root / SITE / "hotmod.pyc"
-    overwrite_with_junk(path)
-    done = tree.run("import hotmod")
+    done = own.run("import hotmod")
     assert done.stderr.endswith(f"ImportError: {path} was compiled for another Python\n")
 
 
-def test_empty_bytecode(tree: Tree) -> None:
-    path = tree.root / SITE / "hotmod.pyc"
+def test_empty_bytecode(own: Tree) -> None:
+    path = own.root / SITE / "hotmod.pyc"
     path.write_bytes(b"")
-    done = tree.run("import hotmod")
+    done = own.run("import hotmod")
     assert done.stderr.endswith(f"ImportError: {path} was compiled for another Python\n")
 
 
-def test_no_cold_list_is_a_plain_tree(tree: Tree) -> None:
-    (tree.root / "usr/lib/rvbundle/cold.txt").unlink()
+def test_no_cold_list_is_a_plain_tree(own: Tree) -> None:
+    (own.root / "usr/lib/rvbundle/cold.txt").unlink()
     code = """
         import hotmod
         try:
@@ -486,7 +504,7 @@ def test_no_cold_list_is_a_plain_tree(tree: Tree) -> None:
         except ModuleNotFoundError as error:
             show([hotmod.VALUE, str(error)])
     """
-    assert tree.value(code) == [1, "No module named 'coldmod'"]
+    assert own.value(code) == [1, "No module named 'coldmod'"]
 
 
 def test_a_cold_namespace_package(paged: Tree) -> None:

@@ -53,7 +53,8 @@ def usable_only(*places: str) -> object:
             {"HOME": "/h"},
             [],
             "/h/.cache/rvbundle",
-            "/h/.cache/rvbundle is bad; /var/tmp/rvbundle-7 is bad; /tmp/rvbundle-7 is bad; your cache folder",
+            "/h/.cache/rvbundle is bad; /var/tmp/rvbundle-7 is bad; "
+            "/tmp/rvbundle-7 is bad; your cache folder",
         ),
     ],
     ids=["named", "xdg", "relative xdg", "empty name", "var tmp", "tmp", "no home", "relative home", "none"],

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from rvbundle_runtime import launch, store
+from rvbundle_runtime import launch, store, supervisor
 from rvbundle_runtime.errors import HostError, ImageError, StoreError
 from rvbundle_runtime.host import CachePlace
 from rvbundle_runtime.options import RunOptions
-from rvbundle_runtime.plan import ColdPack
+from rvbundle_runtime.plan import ColdPack, Plan
 
 from ..images import ARCH, build, item
 from .test_plan import HOST
@@ -143,7 +143,7 @@ def test_an_image_for_another_machine(image: Path, place: CachePlace) -> None:
 
 def test_no_execution_allowed(image: Path, place: CachePlace, monkeypatch: pytest.MonkeyPatch) -> None:
     launch.prepare(HERE, RunOptions(str(image)), place)
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
     with pytest.raises(StoreError) as caught:
         launch.prepare(HERE, RunOptions(str(image)), place)
     root = store.root_path(place.base, identity(image), ARCH)
@@ -167,3 +167,25 @@ def test_an_image_without_programs(tmp_path: Path, place: CachePlace) -> None:
     with pytest.raises(HostError) as caught:
         launch.prepare(HERE, RunOptions(str(tmp_path / "x.rvb")), place)
     assert caught.value.message.endswith("/root is no unpacked payload")
+
+
+def test_pruned_between_finding_and_holding(
+    image: Path, place: CachePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cache prune` in another terminal may come in the moment before the tree is held."""
+    launch.prepare(HERE, RunOptions(str(image)), place)
+    original, pruned, seen = store.hold, [], []
+
+    def hold(unpacked: store.Unpacked) -> int | None:
+        if not pruned:
+            pruned.append(store.prune(place.base))
+        return original(unpacked)
+
+    def run(plan: Plan, pager: object) -> supervisor.Outcome:
+        seen.append(os.path.exists(f"{plan.root}/usr/bin/agent"))
+        return supervisor.Outcome(0)
+
+    monkeypatch.setattr(store, "hold", hold)
+    monkeypatch.setattr(supervisor, "run", run)
+    assert launch.run(HERE, RunOptions(str(image)), place) == 0
+    assert seen == [True]

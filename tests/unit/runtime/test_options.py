@@ -105,8 +105,22 @@ def test_bad_volume(text: str) -> None:
 
 @pytest.mark.parametrize(
     "target",
-    ["/", "/usr", "/usr/lib/x", "/app", "/proc/1", "/dev", "/etc/passwd", "/data/../usr", "/.."]
-    + ["//usr/lib", "/./usr", "/data/./../etc", "/oldroot", "/lib64"],
+    [
+        "/",
+        "/usr",
+        "/usr/lib/x",
+        "/app",
+        "/proc/1",
+        "/dev",
+        "/etc/passwd",
+        "/data/../usr",
+        "/..",
+        "//usr/lib",
+        "/./usr",
+        "/data/./../etc",
+        "/oldroot",
+        "/lib64",
+    ],
 )
 def test_volume_over_the_image(target: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -150,8 +164,27 @@ def test_parse_size(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "0", "0g", "b", "m", "g2", "-1g", "+1g", "1.5g", "1e3", "1 g", "2mm", "²", "١", "1_0"]
-    + ["9223372036854775808", "8388608t", "99999999999g", "9" * 5000],
+    [
+        "",
+        "0",
+        "0g",
+        "b",
+        "m",
+        "g2",
+        "-1g",
+        "+1g",
+        "1.5g",
+        "1e3",
+        "1 g",
+        "2mm",
+        "²",
+        "١",
+        "1_0",
+        "9223372036854775808",
+        "8388608t",
+        "99999999999g",
+        "9" * 5000,
+    ],
     ids=lambda text: text[:20] or "empty",
 )
 def test_bad_size(text: str) -> None:

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import shutil
 import socket
@@ -244,10 +245,8 @@ def test_a_request_in_pieces(address: str, root: Path) -> None:
 def test_nonsense_is_not_answered(address: str, request_: bytes) -> None:
     with connect(address) as connection:
         connection.sendall(request_)
-        try:
+        with contextlib.suppress(ConnectionResetError):  # closed with bytes unread: as good an end
             assert receive(connection, 1) == b""
-        except ConnectionResetError:  # closed with bytes unread: as good an end
-            pass
     with connect(address) as connection:
         assert ask(connection, b"usr/lib/empty") == (0, "")
 

@@ -235,7 +235,7 @@ def test_a_faster_run_is_not_repeated(base: Path, image: Path, monkeypatch: pyte
 
     ensure(base, image)
     monkeypatch.setattr(store, "find", blind_at_first)
-    monkeypatch.setattr(store, "_unpack", lambda *args: pytest.fail("unpacked twice"))
+    monkeypatch.setattr(store, "_unpack", lambda *_: pytest.fail("unpacked twice"))
     assert not ensure(base, image).fresh
 
 
@@ -290,7 +290,7 @@ def test_base_that_is_a_file(base: Path, image: Path) -> None:
 
 
 def full_disk(free: int) -> Callable[[object], SimpleNamespace]:
-    return lambda path: SimpleNamespace(f_bavail=free // 4096, f_frsize=4096, f_flag=0)
+    return lambda _: SimpleNamespace(f_bavail=free // 4096, f_frsize=4096, f_flag=0)
 
 
 def test_space_is_checked_first(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +375,7 @@ def test_prune_only_the_named(base: Path, image: Path, tmp_path: Path) -> None:
     build(tmp_path / "other.rvb", [item("usr/x", b"x")], name="other")
     ensure(base, tmp_path / "other.rvb")
     (base / "store/tmp/dead-x86_64.1").mkdir()
-    removed, busy = store.prune(base, {key_of(image)})
+    removed, _ = store.prune(base, {key_of(image)})
     assert [s.name for s in removed] == ["demo"]
     assert [s.name for s in store.list_stored(base)] == ["other"]
     assert (base / "store/tmp/dead-x86_64.1").exists()
@@ -440,12 +440,12 @@ def test_disk_usage_counts_blocks(tmp_path: Path) -> None:
     ids=["read-only", "noexec", "both", "fine"],
 )
 def test_why_unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: int, why: str) -> None:
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=flag))
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flag))
     assert store.why_unusable(tmp_path / "a/b") == why.format(tmp_path)
 
 
 def test_unwritable_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
     assert store.why_unusable(tmp_path / "a/b") == f"{tmp_path} can't be written"
 
 
