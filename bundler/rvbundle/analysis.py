@@ -132,7 +132,7 @@ def imports_of(source: bytes, package: str = "") -> set[str]:
     """
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
         return set()
     names: set[str] = set()
     for node in ast.walk(tree):

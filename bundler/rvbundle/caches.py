@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from rvbundle.progress import wide_console
+from rvbundle.progress import line, wide_console
 from rvbundle.stages import list_stages, prune_stages
 from rvbundle_runtime import store
 from rvbundle_runtime.host import CachePlace
@@ -23,10 +23,12 @@ def list_cache(place: CachePlace) -> dict[str, Any]:
 def print_cache(report: dict[str, Any]) -> None:
     """Print what `list_cache` returned."""
     console = wide_console()
-    console.print(f"{report['base']}")
+    console.print(report["base"])
     table = Table("image", "version", "MiB", "last used", "key", box=None, pad_edge=False)
     for row in report["images"]:
-        table.add_row(row["name"], row["version"], _mib(row["size"]), _when(row["used"]), row["key"][:12])
+        table.add_row(
+            line(row["name"]), line(row["version"]), _mib(row["size"]), _when(row["used"]), row["key"][:12]
+        )
     console.print(table if report["images"] else "no unpacked images")
     table = Table("build stage", "MiB", "last used", "key", box=None, pad_edge=False)
     for row in report["stages"]:

@@ -40,6 +40,11 @@ def invoke(argv: Sequence[str]) -> int:
         result = app(args=list(argv), standalone_mode=False)
     except RvbundleError:
         raise
+    except SystemExit as ended:
+        # Click answers a reader of stdout that went away by exiting with 1, having wrapped stdout.
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":
+            raise BrokenPipeError from None
+        return ended.code if isinstance(ended.code, int) else 1
     except Exception as error:
         if not hasattr(error, "exit_code") or not hasattr(error, "show"):
             raise
@@ -145,7 +150,8 @@ def run(
     given = {name: value for name, value in single.items() if value is not None}
     given |= {name: "yes" for name, value in flags.items() if value}
     many = {"--volume": volume or [], "--env": env or [], "--device": device or []}
-    options = make_options(str(image), arguments or [], given, many)
+    words = list(arguments or [])
+    options = make_options(str(image), words[1:] if words[:1] == ["--"] else words, given, many)
     return launch.run(read_host(), options, _place())
 
 

@@ -5,6 +5,7 @@ lief reads; what is written is copied by us, so that no load segment ever moves.
 
 import mmap
 import struct
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ _MAGIC = b"\x7fELF"
 _MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64"}  # e_machine: the ELF psABIs
 _EHDR = struct.Struct("<16sHHIQQQIHHHHHH")  # Elf64_Ehdr
 _SHDR = struct.Struct("<IIQQQQIIQQ")  # Elf64_Shdr
+_PHDR = struct.Struct("<IIQQQQQQ")  # Elf64_Phdr
 _SHF_ALLOC = 2
 _SHT_NOBITS = 8
 _TAIL = struct.Struct("<Q")  # see `split_tail`
@@ -62,9 +64,18 @@ def read_facts(path: Path) -> ElfFacts:
     config = lief.ELF.ParserConfig()
     config.parse_relocations = config.parse_dyn_symbols = config.parse_symtab_symbols = False
     config.parse_symbol_versions = config.parse_notes = config.parse_overlay = False
-    binary = lief.ELF.parse(str(path), config)
-    if binary is None:
-        raise FreezeError(f"{path} is no readable ELF file")
+    with warnings.catch_warnings():  # lief's bindings warn of values that they have no name for
+        warnings.simplefilter("ignore")
+        try:
+            binary = lief.ELF.parse(str(path), config)
+            if binary is None:
+                raise FreezeError(f"{path} is no readable ELF file")
+            return _facts(binary)
+        except (ValueError, AttributeError, OverflowError, UnicodeDecodeError) as error:
+            raise FreezeError(f"{path} is a damaged ELF file: {error}") from None
+
+
+def _facts(binary: lief.ELF.Binary) -> ElfFacts:
     tag = lief.ELF.DynamicEntry.TAG
     search: list[str] = []
     soname = ""
@@ -74,13 +85,19 @@ def read_facts(path: Path) -> ElfFacts:
         elif entry.tag == tag.SONAME and isinstance(entry, lief.ELF.DynamicSharedObject):
             soname = str(entry.name)
     return ElfFacts(
-        machine=_MACHINES.get(int(binary.header.machine_type.value), "other"),
+        machine=_MACHINES.get(_number(binary.header.machine_type), "other"),
         soname=soname,
         needed=tuple(str(library) for library in binary.libraries),
         search=tuple(search),
         interpreter=str(binary.interpreter) if binary.has_interpreter else "",
         has_symbols=any(_has_symbols(s.name) for s in binary.sections),
     )
+
+
+def _number(value: object) -> int:
+    """Return the number of an enumeration's member, or of one that lief has no name for."""
+    number = getattr(value, "value", value)
+    return number if isinstance(number, int) else -1
 
 
 def _has_symbols(name: str | bytes) -> bool:
@@ -103,6 +120,13 @@ def split_tail(path: Path) -> tuple[bytes, bytes] | None:
     data = path.read_bytes()
     if data[:7] != _MAGIC + b"\x02\x01\x01":  # 64 bits, little-endian, version 1
         return None
+    try:
+        return _split_tail(data)
+    except (struct.error, ValueError, IndexError, KeyError, OverflowError):
+        return None  # its headers are damaged: it is left as it is
+
+
+def _split_tail(data: bytes) -> tuple[bytes, bytes] | None:
     header = list(_EHDR.unpack_from(data))
     shoff, phoff, phentsize, phnum = header[6], header[5], header[9], header[10]
     shentsize, shnum, shstrndx = header[11], header[12], header[13]
@@ -136,9 +160,13 @@ def split_tail(path: Path) -> tuple[bytes, bytes] | None:
     return stripped, tail
 
 
-def join_tail(stripped: bytes, tail: bytes) -> bytes:
-    """Return the original file that `split_tail` took apart."""
+def join_tail(stripped: bytes, tail: bytes) -> bytes | None:
+    """Return the original file that `split_tail` took apart; None if the two do not fit together."""
+    if len(tail) < _TAIL.size + _EHDR.size:
+        return None
     (common,) = _TAIL.unpack_from(tail)
+    if not _EHDR.size <= common <= len(stripped):
+        return None
     start = _TAIL.size
     header = tail[start : start + _EHDR.size]
     return header + stripped[_EHDR.size : common] + tail[start + _EHDR.size :]
@@ -187,11 +215,12 @@ def _name_table(names: list[str]) -> tuple[bytes, dict[str, int]]:
 
 def load_segments_aligned(data: bytes) -> bool:
     """Tell whether every PT_LOAD's offset and address agree modulo its alignment (else ld.so refuses)."""
-    phoff, phentsize, phnum = (_EHDR.unpack_from(data)[i] for i in (5, 9, 10))
-    for index in range(phnum):
-        kind, _, offset, address, _, size, _, align = struct.unpack_from(
-            "<IIQQQQQQ", data, phoff + index * phentsize
-        )
+    try:
+        phoff, phentsize, phnum = (_EHDR.unpack_from(data)[i] for i in (5, 9, 10))
+        headers = [_PHDR.unpack_from(data, phoff + index * phentsize) for index in range(phnum)]
+    except (struct.error, OverflowError):
+        return False
+    for kind, _, offset, address, _, size, _, align in headers:
         if kind == 1 and (offset + size > len(data) or (align > 1 and (offset - address) % align)):
             return False
     return True

@@ -2,16 +2,15 @@
 
 import fnmatch
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
-from rvbundle.progress import wide_console
+from rvbundle.progress import line, wide_console
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime import plan as planning
 from rvbundle_runtime import store
-from rvbundle_runtime.errors import RvbundleError
+from rvbundle_runtime.errors import ImageError, RvbundleError
 from rvbundle_runtime.host import CachePlace, Host
 from rvbundle_runtime.image import Reader
 from rvbundle_runtime.launch import cold_beside, find_cold
@@ -27,8 +26,6 @@ def explain(path: Path, host: Host, place: CachePlace) -> dict[str, Any]:
         info = store.describe(index, payload, reader.identity)
         unpacked = store.find(place.base, reader.identity, arch)
         cold, pack = find_cold(path, None, reader.identity)
-        if cold:
-            cold.close()
         root = store.root_path(place.base, reader.identity, arch)
         options = RunOptions(image=str(path))
         try:
@@ -40,7 +37,10 @@ def explain(path: Path, host: Host, place: CachePlace) -> dict[str, Any]:
             refused = {"message": error.message, "hint": error.hint}
         where = "unpacked there already" if unpacked else "will be unpacked there at the first run"
         choices.append({"what": "store", "value": str(place.base), "reason": f"{place.reason}; {where}"})
-        hot, cold_files = _counts(path)
+        counts = [_reasons(reader), None]
+        if cold:
+            with cold, suppress(ImageError):  # a damaged one is of no use to `run` either
+                counts[1] = _reasons(cold)
         return {
             "image": str(path),
             "name": index.name,
@@ -50,24 +50,18 @@ def explain(path: Path, host: Host, place: CachePlace) -> dict[str, Any]:
             "refused": refused,
             "trim": index.details.get("trim"),
             "traces": index.details.get("traces"),
-            "hot": hot,
-            "cold": cold_files,
+            "hot": counts[0],
+            "cold": counts[1],
         }
 
 
-def _counts(path: Path) -> tuple[dict[str, int], dict[str, int] | None]:
-    """Return {reason: files} of the image, and of its cold pack if it lies beside it."""
-    beside = cold_beside(path)
-    return _reasons(path), _reasons(beside) if beside.exists() else None
-
-
-def _reasons(path: Path) -> dict[str, int]:
+def _reasons(reader: Reader) -> dict[str, int]:
+    """Return {reason: files}, the most frequent first; reasons without their details."""
     counts: dict[str, int] = {}
-    with Reader(path) as reader:
-        for payload in reader.index().payloads:
-            for entry in payload.entries:
-                reason = re.split("[:;]", payload.reasons[entry.reason])[0]
-                counts[reason] = counts.get(reason, 0) + 1
+    for payload in reader.index().payloads:
+        for entry in payload.entries:
+            reason = re.split("[:;]", payload.reasons[entry.reason])[0]
+            counts[reason] = counts.get(reason, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
@@ -97,25 +91,24 @@ def _matches(entry: fmt.Entry, pattern: str) -> bool:
 def print_plan(report: dict[str, Any]) -> None:
     """Print what `explain` returned."""
     console = wide_console()
-    console.print(f"[bold]{report['name']} {report['version']}[/bold] on this machine:")
+    console.print(line((f"{report['name']} {report['version']}", "bold"), " on this machine:"))
     for choice in report["choices"]:
-        text = f"{escape(choice['value'])}  [dim]{escape(choice['reason'])}[/dim]"
-        console.print(f"  {choice['what']:<15} {text}")
-    console.print(f"  {'starts':<15} {escape(' '.join(report['argv']))}")
+        console.print(line(f"  {choice['what']:<15} {choice['value']}  ", (choice["reason"], "dim")))
+    console.print(f"  {'starts':<15} {' '.join(report['argv'])}")
     if report["refused"]:
-        console.print(f"\n[red]run would refuse:[/red] {escape(report['refused']['message'])}")
-        console.print(f"hint: {escape(report['refused']['hint'])}")
+        console.print(line(("\nrun would refuse: ", "red"), report["refused"]["message"]))
+        console.print(f"hint: {report['refused']['hint']}")
     traces = [" ".join(args) or "(no arguments)" for args in report["traces"] or []]
-    console.print(f'\nBuilt with \\[trim] level = "{report["trim"]}" from these traces:')
+    console.print(f'\nBuilt with [trim] level = "{report["trim"]}" from these traces:')
     for number, text in enumerate(traces, 1):
-        console.print(f"  {number}. {escape(text)}")
+        console.print(f"  {number}. {text}")
     for side in ("hot", "cold"):
         console.print(f"\n{side} files, by reason:")
         if report[side] is None:
-            console.print("  (the cold pack is not beside the image)")
+            console.print("  (no usable cold pack lies beside the image)")
             continue
         for reason, count in report[side].items():
-            console.print(f"  {count:>6}  {escape(reason)}")
+            console.print(f"  {count:>6}  {reason}")
     console.print("\nOne file's reason: rvbundle explain IMAGE --files 'torch/nn/*'", style="dim")
 
 

@@ -96,12 +96,12 @@ class Frozen:
         return path
 
     def modules(self) -> dict[str, Path | None]:
-        """Return {dotted name: source} of every module in the tree; None for extension modules."""
+        """Return {dotted name: source} of every module in the tree; None where there is no source."""
         found: dict[str, Path | None] = {}
         for file in self.files:
             if file.role == SOURCE:
                 found[module_name(self.inner(file.path))] = self.folder / file.place
-            elif file.role == EXTENSION:
+            elif file.role in (BYTECODE, EXTENSION):
                 found.setdefault(module_name(self.inner(file.path)), None)
         return found
 
@@ -432,7 +432,10 @@ def plugins(frozen: Frozen) -> list[str]:
         if file.role == METADATA and file.path.endswith("/entry_points.txt"):
             parser = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=False)
             parser.optionxform = str  # type: ignore[assignment,method-assign]
-            parser.read_string((frozen.folder / file.place).read_text())
+            try:
+                parser.read_string((frozen.folder / file.place).read_text(errors="replace"))
+            except configparser.Error:
+                continue  # as importlib.metadata does: such a file offers nothing
             for group in parser.sections():
                 if group not in ("console_scripts", "gui_scripts"):
                     found |= {v.partition(":")[0].strip() for v in parser[group].values()}

@@ -1,12 +1,12 @@
 """`rvbundle init`: a commented recipe for the agent in a folder, filled in as far as can be seen."""
 
 import importlib.metadata
-import json
 import re
 import sys
 from pathlib import Path
 
 from rvbundle.analysis import imports_of
+from rvbundle.lock import quoted
 from rvbundle_runtime.errors import RecipeError
 
 _USUAL_ENTRIES = ("train.py", "main.py", "agent.py", "run.py", "play.py")
@@ -74,12 +74,12 @@ def write_recipe(folder: Path, force: bool) -> Path:
 def recipe_text(folder: Path) -> str:
     """Return the text of a recipe for the agent in `folder`; raises RecipeError if there is none."""
     entry = _entry(folder)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-._") or "agent"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-._")[:100].rstrip("-._") or "agent"
     return _TEMPLATE.format(
         name=name,
-        name_text=json.dumps(name),
-        entry=json.dumps(entry.name),
-        python=json.dumps(f"{sys.version_info.major}.{sys.version_info.minor}"),
+        name_text=quoted(name),
+        entry=quoted(entry.name),
+        python=quoted(f"{sys.version_info.major}.{sys.version_info.minor}"),
         requires=_requires(folder),
     )
 
@@ -104,7 +104,7 @@ def _requires(folder: Path) -> str:
     local = {s.stem for s in folder.glob("*.py")} | {p.name for p in folder.iterdir() if p.is_dir()}
     names = sorted(imported - set(sys.stdlib_module_names) - local)
     found = [_requirement(name) for name in names]
-    text = json.dumps(found)
+    text = quoted(found)
     note = "" if all("==" in item for item in found) else "  # pin versions: name==1.2.3"
     return f"requires = {text}{note}"
 

@@ -9,12 +9,12 @@ from typing import Any
 from rich.table import Table
 
 from rvbundle.elf import join_tail
-from rvbundle.progress import wide_console
+from rvbundle.progress import line, wide_console
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime import store
 from rvbundle_runtime.errors import ImageError, StoreError
 from rvbundle_runtime.image import Reader
-from rvbundle_runtime.launch import cold_beside
+from rvbundle_runtime.launch import cold_beside, find_cold
 from rvbundle_runtime.zstd import decoder
 
 _NO_PACKAGE = "(Python and system)"
@@ -112,10 +112,9 @@ def _payload(index: fmt.Index, payload: fmt.Payload, shares: list[float], files:
 def print_report(report: dict[str, Any]) -> None:
     """Print what `inspect` returned."""
     console = wide_console()
-    console.print(
-        f"[bold]{report['name']} {report['version']}[/bold]  {report['kind']}, {_mib(report['size'])}, "
-        f"by {report['created_by']}\nidentity  {report['identity']}"
-    )
+    about = f"  {report['kind']}, {_mib(report['size'])}, by {report['created_by']}"
+    console.print(line((f"{report['name']} {report['version']}", "bold"), about))
+    console.print(f"identity  {report['identity']}")
     if report["bound_to"]:
         console.print(f"belongs to image  {report['bound_to']}")
     for payload in report["payloads"]:
@@ -137,8 +136,8 @@ def _table(title: str, rows: list[dict[str, Any]], key: str) -> Table:
         table.columns[column].justify = "right"
     for row in rows:
         table.add_row(
-            str(row[key]),
-            str(row.get("version") or ""),
+            line(str(row[key])),
+            line(str(row.get("version") or "")),
             f"{row['size'] / (1 << 20):.1f}",
             f"{row['compressed'] / (1 << 20):.2f}",
         )
@@ -228,29 +227,39 @@ def extract(path: Path, folder: Path) -> Extracted:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with Reader(path) as reader:
-            if len(reader.index().payloads) != 1:
-                raise ImageError(f"{path} holds {len(reader.index().payloads)} payloads, expected one")
-            files = _extract_from(reader, folder)
+            entries = _only_payload(reader).entries
             note = f"the hot part only (no {cold_beside(path).name} beside the image)"
-            beside = cold_beside(path)
-            if not reader.bound_to and beside.exists():
-                with Reader(beside) as cold:
-                    if cold.bound_to == reader.identity:
-                        files += _extract_from(cold, folder)
-                        note = "whole"
+            cold, _ = (None, "") if reader.bound_to else find_cold(path, None, reader.identity)
+            if cold is None:
+                files = _extract_from(reader, entries, folder)
+            else:
+                with cold:
+                    rest = _only_payload(cold).entries
+                    fmt.check_entries([*entries, *rest])  # together they must be one tree, too
+                    files = _extract_from(reader, entries, folder) + _extract_from(cold, rest, folder)
+                    note = "whole"
     except OSError as error:
         raise StoreError(f"can't write {error.filename or folder}: {error.strerror}") from None
     size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
     return Extracted(files, size, note)
 
 
-def _extract_from(reader: Reader, folder: Path) -> int:
-    entries = reader.index().payloads[0].entries
+def _only_payload(reader: Reader) -> fmt.Payload:
+    payloads = reader.index().payloads
+    if len(payloads) != 1:
+        raise ImageError(f"{reader.path} holds {len(payloads)} payloads, expected one")
+    return payloads[0]
+
+
+def _extract_from(reader: Reader, entries: tuple[fmt.Entry, ...], folder: Path) -> int:
     store.write_tree(reader, tuple(e for e in entries if e.kind != fmt.TAIL), folder)
     for entry in entries:
         target = folder / entry.path
         if entry.kind == fmt.TAIL and target.exists():
-            target.write_bytes(join_tail(target.read_bytes(), reader.read_blob(entry.blob)))
+            whole = join_tail(target.read_bytes(), reader.read_blob(entry.blob))
+            if whole is None:
+                raise ImageError(f"{reader.path}: the tail of {entry.path!r} does not fit its library")
+            target.write_bytes(whole)
     return len(entries)
 
 

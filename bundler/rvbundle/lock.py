@@ -47,18 +47,23 @@ def dumps(lock: Lock) -> str:
     lines = [
         "# Written by `rvbundle lock`. Every build from this file installs exactly these wheels.",
         f"format = {_FORMAT}",
-        f"python = {json.dumps(lock.python)}",
-        f"requires = {json.dumps(list(lock.requires))}",
+        f"python = {quoted(lock.python)}",
+        f"requires = {quoted(list(lock.requires))}",
     ]
     for package in lock.packages:
         lines += [
             "",
             "[[package]]",
-            f"name = {json.dumps(package.name)}",
-            f"version = {json.dumps(package.version)}",
-            f"sha256 = {json.dumps(package.sha256)}",
+            f"name = {quoted(package.name)}",
+            f"version = {quoted(package.version)}",
+            f"sha256 = {quoted(package.sha256)}",
         ]
     return "\n".join(lines) + "\n"
+
+
+def quoted(value: str | list[str]) -> str:
+    """Return TOML for a text or a list of texts: JSON but for U+007F, which TOML wants escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def loads(text: str, path: Path) -> Lock:

@@ -59,6 +59,8 @@ def run(
     out, err, ended = _communicate(child, stdin, timeout, stop)
     stderr = err.decode("utf-8", "replace")
     if not ended:
+        if check:
+            raise ToolError(f"{Path(words[0]).name} was stopped", f"the command was: {shown}")
         return Finished(shown, -9, out, stderr, timed_out=True)
     result = Finished(shown, child.returncode, out, stderr)
     if check and result.code != 0:

@@ -4,19 +4,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
+from rich.status import Status
+from rich.text import Text
 
-
-class Phase(Protocol):
-    """What a stage may say while it runs."""
-
-    def note(self, text: str) -> None:
-        """Add a line that stays, such as a finding that the user should know of."""
-
-    def update(self, text: str) -> None:
-        """Say what is going on now; replaced by the next one."""
+Part = str | tuple[str, str]
 
 
 class Progress:
@@ -24,56 +17,65 @@ class Progress:
 
     def __init__(self, verbose: bool = False) -> None:
         self.verbose = verbose
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator["_Running"]:
+    def phase(self, name: str) -> Iterator["Phase"]:
         """Show the phase `name` until the block ends, then its time in seconds."""
-        running = _Running(self.console, name)
+        phase = Phase(name)
         started = time.monotonic()
         try:
             if self.console.is_terminal:
-                with self.console.status(f"{name} …") as status:
-                    running.status = status
-                    yield running
+                with self.console.status(line(f"{name} …")) as phase.status:
+                    yield phase
             else:
-                yield running
+                yield phase
         except BaseException:
-            self.console.print(f"[red]failed[/red]  {name} ({time.monotonic() - started:.1f} s)")
+            self.say(("failed", "red"), f"  {name} ({time.monotonic() - started:.1f} s)")
             raise
-        word = "[dim]reused[/dim]" if running.reused else "[green]done[/green]  "
-        detail = f": {running.result}" if running.result else ""
-        self.console.print(f"{word}  {name}{detail} [dim]({time.monotonic() - started:.1f} s)[/dim]")
-        if self.verbose and running.why:
-            self.console.print(f"        [dim]{running.why}[/dim]", markup=True)
-        for note in running.notes:
-            self.console.print(f"        [yellow]note:[/yellow] {note}")
+        word = ("reused", "dim") if phase.reused else ("done  ", "green")
+        detail = f": {phase.result}" if phase.result else ""
+        self.say(word, f"  {name}{detail} ", (f"({time.monotonic() - started:.1f} s)", "dim"))
+        if self.verbose and phase.why:
+            self.say((f"        {phase.why}", "dim"))
+        for note in phase.notes:
+            self.say("        ", ("note:", "yellow"), f" {note}")
 
-    def say(self, text: str) -> None:
-        """Print a plain line."""
-        self.console.print(text, markup=False)
+    def say(self, *parts: Part) -> None:
+        """Print a line made of plain and of (text, style) parts."""
+        self.console.print(line(*parts))
 
 
-class _Running:
-    """A phase under way: what it found is printed when it ends."""
+class Phase:
+    """A phase under way: what it finds is printed when it ends.
 
-    def __init__(self, console: Console, name: str) -> None:
-        self._console = console
-        self._name = name
-        self.status: object = None
+    `result` goes behind the name, `why` is for verbose builds, `notes` are lines of their own.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.status: Status | None = None
         self.result = ""
         self.reused = False
         self.why = ""
         self.notes: list[str] = []
 
     def note(self, text: str) -> None:
+        """Add a line that stays, such as a finding that the user should know of."""
         self.notes.append(text)
 
     def update(self, text: str) -> None:
+        """Say what is going on now; replaced by the next one."""
         if self.status is not None:
-            self.status.update(f"{self._name}: {text}")  # type: ignore[attr-defined]
+            self.status.update(line(f"{self.name}: {text}"))
+
+
+def line(*parts: Part) -> Text:
+    """Return one text of plain and of (text, style) parts; nothing in them is taken for markup."""
+    return Text.assemble(*parts)
 
 
 def wide_console() -> Console:
     """Return a console on stdout for reports; where it is no terminal, tables are not cut to 80 columns."""
-    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+    width = None if sys.stdout.isatty() else 200
+    return Console(highlight=False, soft_wrap=True, markup=False, width=width)

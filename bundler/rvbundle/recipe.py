@@ -1,6 +1,7 @@
 """The recipe: TOML in, one frozen value out; every error names file, table, key and line."""
 
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Callable
@@ -15,6 +16,7 @@ _ENTRY_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 TRIM_LEVELS = ("traced", "reachable", "none")
 DEFAULT_TIMEOUT = 600.0  # seconds
+_LIMITS = {"timeout": 1e6, "tolerance": 1e6}  # eleven days; a relative difference
 
 # Every legal key, by table; the values name the types in messages.
 _KEYS: dict[str, dict[str, str]] = {
@@ -257,6 +259,8 @@ def _workloads(reader: _Reader) -> tuple[Workload, ...]:
         for key in ("timeout", "tolerance"):
             if key in table and not table[key] > 0:
                 raise reader.fail("trace", key, f"{table[key]} is not above zero", "", number)
+            if key in table and table[key] > _LIMITS[key]:
+                raise reader.fail("trace", key, f"{table[key]} is above {_LIMITS[key]:g}", "", number)
         tolerance = table.get("tolerance")
         found.append(
             Workload(
@@ -283,8 +287,8 @@ def _sources(reader: _Reader, entry: str) -> tuple[str, ...]:
             raise reader.fail("agent", "entry", f"there is no file {entry!r} beside the recipe")
         if not (folder / entry).resolve().is_relative_to(folder.resolve()):
             raise reader.fail("agent", "entry", f"{entry!r} lies outside the recipe's folder")
-        patterns = [entry, "*.py", "*/**/*.py"]
-    found = set()
+        patterns = ["*.py", "*/**/*.py"]
+    found = {folder / os.path.normpath(entry)} if ":" not in entry else set()
     for pattern in patterns:
         found |= {p for p in folder.glob(pattern) if _is_agents(p.relative_to(folder))}
     for pattern in reader.table("agent").get("include", []):

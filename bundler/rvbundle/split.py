@@ -99,6 +99,9 @@ class _Placer:
         self._frozen = frozen
         self._opened = opened
         self._reach = reach
+        self._kept_modules = {
+            pattern: _modules_to_keep(pattern, list(frozen.modules())) for pattern in recipe.keep_modules
+        }
         self._stdlib = frozen.stdlib + "/"
         self._site = f"{frozen.stdlib}/site-packages/"
         self._reached_packages = {name.partition(".")[0] for name in reach.modules}
@@ -128,8 +131,7 @@ class _Placer:
         if file.role in (freeze.BYTECODE, freeze.EXTENSION):
             module = module_name(inner)
             for pattern in self._recipe.keep_modules:
-                below = module.startswith(f"{pattern}.") or f"{pattern}.".startswith(f"{module}.")
-                if below or module == pattern or fnmatch.fnmatch(module, pattern):
+                if module in self._kept_modules[pattern]:
                     return f"[keep] modules has {pattern}"
         return None
 
@@ -196,6 +198,17 @@ class _Placer:
         return None
 
 
+def _modules_to_keep(pattern: str, modules: list[str]) -> set[str]:
+    """Return the modules that a name or glob means, all below them, and the parents that they need."""
+    kept = {pattern[:place] for place, letter in enumerate(pattern) if letter == "."} - {""}
+    for module in modules:
+        parts = module.split(".")
+        above = [".".join(parts[: count + 1]) for count in range(len(parts))]
+        if any(name == pattern or fnmatch.fnmatchcase(name, pattern) for name in above):
+            kept.update(above)
+    return kept
+
+
 def cold_list(frozen: Frozen, placed: tuple[Placed, ...]) -> str:
     """Return the text of cold.txt; its format is described in the guest's boot module.
 
@@ -216,17 +229,39 @@ def cold_list(frozen: Frozen, placed: tuple[Placed, ...]) -> str:
             folders[folder][stem].append(item)
         elif role in _DATA_ROLES and not item.hot and "\n" not in name:
             data[folder].append(name)
+    namespaces = _cold_namespaces(frozen, placed)
     sections = []
-    for folder in sorted({*folders, *data}):
+    for folder in sorted({*folders, *data, *namespaces}):
         lines = []
         for stem, items in sorted(folders[folder].items() if folder in folders else ()):
             winner = min(items, key=_precedence)
             if not winner.hot and stem.isidentifier():
                 lines.append(_line(stem, winner.file, cold, frozen))
+        lines += [f"n {name}" for name in sorted(namespaces.get(folder, set()) - {*folders.get(folder, ())})]
         lines += [f"d {name}" for name in sorted(data.get(folder, ()))]
         if lines:
             sections.append(f"D {folder}\n" + "".join(f"{line}\n" for line in lines))
     return "".join(sections)
+
+
+def _cold_namespaces(frozen: Frozen, placed: tuple[Placed, ...]) -> dict[str, set[str]]:
+    """Return {folder: names} of the packages without __init__ below it that are not in the image at all."""
+    there: set[str] = set()
+    gone: set[str] = set()
+    roots = (f"{frozen.stdlib}/site-packages", f"{frozen.stdlib}/lib-dynload", frozen.stdlib)
+    for item in placed:
+        if not item.hot and item.file.role not in (freeze.BYTECODE, freeze.EXTENSION):
+            continue
+        folder = os.path.dirname(item.file.path)
+        while folder.startswith(f"{frozen.stdlib}/") and folder not in roots:
+            (there if item.hot else gone).add(folder)
+            folder = os.path.dirname(folder)
+    found: dict[str, set[str]] = defaultdict(set)
+    for folder in gone - there:
+        parent, _, name = folder.rpartition("/")
+        if name.isidentifier():
+            found[parent].add(name)
+    return found
 
 
 def _uncompiled(frozen: Frozen) -> set[str]:

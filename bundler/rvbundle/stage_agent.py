@@ -1,6 +1,7 @@
 """The agent's own files as they will lie in the image: below /app, with a start script if need be."""
 
 import hashlib
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ def source_digests(recipe: Recipe) -> dict[str, str]:
 
 def start_words(recipe: Recipe) -> tuple[str, ...]:
     """Return the command that starts the agent inside the image."""
-    script = _START if ":" in recipe.entry else recipe.entry
+    script = _START if ":" in recipe.entry else os.path.normpath(recipe.entry)
     return ("/usr/bin/python3", f"/{APP}/{script}")
 
 

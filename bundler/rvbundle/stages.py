@@ -35,10 +35,7 @@ class StageCache:
     def __init__(self, base: Path, agent: str) -> None:
         self.base = base / "build"
         self._last_path = self.base / "last" / f"{agent}.json"
-        try:
-            self._last: dict[str, Key] = json.loads(self._last_path.read_text())
-        except (OSError, ValueError):
-            self._last = {}
+        self._last = _read_history(self._last_path)
         self._now: dict[str, Key] = {}
 
     def folder(self, stage: str, key: Key) -> Path:
@@ -90,6 +87,17 @@ class StageCache:
             return "it was never made for this agent"
         changed = sorted(k for k in key.keys() | last.keys() if key.get(k) != last.get(k))
         return f"changed since the last build: {', '.join(changed) or 'nothing, but the cache is gone'}"
+
+
+def _read_history(path: Path) -> dict[str, Key]:
+    """Return the keys of the last build; {} if there was none, or its record is damaged."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(key, dict) for key in value.values()):
+        return {}
+    return value
 
 
 def key_digest(key: Key) -> str:

@@ -154,7 +154,7 @@ def compare(expected: str, found: str, tolerance: float | None) -> str:
 
 
 def _close(expected: str, found: str, tolerance: float) -> bool:
-    if _NUMBER.sub("#", expected) != _NUMBER.sub("#", found):
+    if _NUMBER.split(expected) != _NUMBER.split(found):
         return False
     pairs = zip(_NUMBER.findall(expected), _NUMBER.findall(found), strict=True)
     return all(

@@ -10,6 +10,7 @@ import hashlib
 import json
 import posixpath
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,17 +195,27 @@ def check_header(data: bytes) -> None:
 def check_path(path: str) -> None:
     """Raise ImageError unless `path` names something below the tree's root, in its shortest form."""
     parts = path.split("/")
-    if not path or len(path.encode("utf-8", "replace")) >= PATH_MAX or "\0" in path:
+    if not path or "\0" in path or not _is_utf8(path) or len(path.encode()) >= PATH_MAX:
         raise ImageError(f"the index holds an impossible path: {path[:80]!r}")
     if path.startswith("/") or any(part in ("", ".", "..") for part in parts):
         raise ImageError(f"the index holds a path that leaves the tree: {path[:80]!r}")
 
 
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can express
+        return False
+    return True
+
+
 def check_link(path: str, target: str) -> None:
     """Raise ImageError if the symbolic link at `path` points out of the tree."""
-    joined = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-    outside = joined == ".." or joined.startswith("../")
-    if not target or target.startswith("/") or outside or "\0" in target:
+    parts = target.split("/")
+    climbs = next((n for n, part in enumerate(parts) if part != ".."), len(parts))
+    # Only at its start may it climb, and not above the root: behind another link ".." leads anywhere.
+    outside = climbs > path.count("/") or ".." in parts[climbs:]
+    if not target or target.startswith("/") or outside or "\0" in target or not _is_utf8(target):
         raise ImageError(f"the index holds a link that leaves the tree: {path!r} -> {target[:80]!r}")
 
 
@@ -252,14 +263,14 @@ def load_index(data: bytes) -> Index:
             name=_text(value["name"]),
             version=_text(value["version"]),
             created_by=_text(value["created_by"]),
-            network=bool(value["network"]),
-            env={_text(k): _text(v) for k, v in value["env"].items()},
+            network=_flag(value["network"]),
+            env={_variable(k): _word(v) for k, v in value["env"].items()},
             frames=tuple(Frame(_size(o), _size(c), _size(r), _digest(h)) for o, c, r, h in value["frames"]),
             blobs=tuple(Blob(_digest(h), _size(f), _size(o), _size(s)) for h, f, o, s in value["blobs"]),
             payloads=tuple(_load_payload(payload) for payload in value["payloads"]),
             details=dict(value["details"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ImageError(f"the image's index can't be read ({type(error).__name__}: {error})") from None
     _check_references(index)
     return index
@@ -270,7 +281,7 @@ def _load_payload(value: dict[str, Any]) -> Payload:
         arch=_text(value["arch"]),
         source=_text(value["source"]),
         python=_text(value["python"]),
-        argv=tuple(_text(word) for word in value["argv"]),
+        argv=_words(value["argv"]),
         libdir=_text(value["libdir"]),
         packages=tuple(Package(_text(n), _text(v)) for n, v in value["packages"]),
         reasons=tuple(_text(reason) for reason in value["reasons"]),
@@ -281,15 +292,9 @@ def _load_payload(value: dict[str, Any]) -> Payload:
 def _load_entry(path: str, kind: str, what: int | str, package: int, reason: int) -> Entry:
     if kind not in _KINDS:
         raise ValueError(f"unknown kind {kind!r}")
-    link = kind == LINK
-    return Entry(
-        _text(path),
-        kind,
-        -1 if link else int(what),
-        _text(what) if link else "",
-        int(package),
-        _size(reason),
-    )
+    target = _text(what) if kind == LINK else ""
+    blob = -1 if kind == LINK else _integer(what)
+    return Entry(_text(path), kind, blob, target, _integer(package), _size(reason))
 
 
 def _text(value: Any) -> str:
@@ -298,10 +303,43 @@ def _text(value: Any) -> str:
     return value
 
 
-def _size(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
-        raise ValueError(f"impossible size {value!r}")
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"expected true or false, found {type(value).__name__}")
     return value
+
+
+def _word(value: Any) -> str:
+    """Return a text that can be an argument or a variable's value."""
+    text = _text(value)
+    if "\0" in text or not _is_utf8(text):
+        raise ValueError(f"impossible argument {text[:80]!r}")
+    return text
+
+
+def _variable(value: Any) -> str:
+    text = _word(value)
+    if not text or "=" in text:
+        raise ValueError(f"impossible name of a variable {text[:80]!r}")
+    return text
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value:
+        raise TypeError("the words that start the agent must be a list, and not empty")
+    return tuple(_word(word) for word in value)
+
+
+def _integer(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"expected an integer, found {type(value).__name__}")
+    return value
+
+
+def _size(value: Any) -> int:
+    if not 0 <= _integer(value) < 1 << 62:
+        raise ValueError(f"impossible size {value!r}")
+    return _integer(value)
 
 
 def _digest(value: Any) -> bytes:
@@ -333,27 +371,34 @@ def _check_references(index: Index) -> None:
 
 
 def _check_payload(payload: Payload, blobs: int) -> None:
-    seen: set[tuple[str, bool]] = set()
-    links: set[str] = set()
-    solid: set[str] = set()
     for entry in payload.entries:
-        check_path(entry.path)
-        key = (entry.path, entry.kind == TAIL)
-        if key in seen:
-            raise ImageError(f"the index names a path twice: {entry.path!r}")
-        seen.add(key)
-        if entry.kind == LINK:
-            check_link(entry.path, entry.target)
-            links.add(entry.path)
-        elif entry.kind in (FILE, EXECUTABLE):
-            solid.add(entry.path)
-        if entry.kind in (FILE, EXECUTABLE, TAIL) and not 0 <= entry.blob < blobs:
+        numbers = range(blobs) if entry.kind in (FILE, EXECUTABLE, TAIL) else (-1,)
+        if entry.blob not in numbers:
             raise ImageError(f"{entry.path!r} refers to a blob that is not there")
         if not -1 <= entry.package < len(payload.packages) or entry.reason >= len(payload.reasons):
             raise ImageError(f"{entry.path!r} refers to a package or reason that is not there")
-    for path, _ in seen:
+    check_entries(payload.entries)
+
+
+def check_entries(entries: Iterable[Entry]) -> None:
+    """Raise ImageError unless the entries make one tree: no path twice, nothing below a file or a link.
+
+    A tail may share the path of a file, but not of a link.
+    """
+    kinds: dict[tuple[str, bool], str] = {}
+    for entry in entries:
+        check_path(entry.path)
+        if entry.kind == LINK:
+            check_link(entry.path, entry.target)
+        key = (entry.path, entry.kind == TAIL)
+        if key in kinds:
+            raise ImageError(f"the index names a path twice: {entry.path!r}")
+        kinds[key] = entry.kind
+    for path, is_tail in kinds:
+        if is_tail and kinds.get((path, False), FILE) not in (FILE, EXECUTABLE):
+            raise ImageError(f"the index has the tail of {path!r}, which is no file")
         parent = posixpath.dirname(path)
         while parent:
-            if parent in links or parent in solid:
+            if kinds.get((parent, False), DIRECTORY) != DIRECTORY:
                 raise ImageError(f"{path!r} lies below {parent!r}, which is no folder")
             parent = posixpath.dirname(parent)

@@ -75,8 +75,11 @@ class Reader:
                 data = decoder()(raw, footer.index_raw_size)
             except ValueError as error:
                 raise ImageError(f"{self.path}: the index can't be decoded ({error})") from None
-            index = fmt.load_index(data)
-            fmt.check_frames(index, footer)
+            try:
+                index = fmt.load_index(data)
+                fmt.check_frames(index, footer)
+            except ImageError as error:
+                raise ImageError(f"{self.path}: {error.message}", error.hint) from None
             self._index = index
         return self._index
 
@@ -106,14 +109,18 @@ class Reader:
                 left -= stop - start
             frame, start = frame + 1, max(0, start - raw_size)
 
+    def read_frame(self, number: int) -> bytes:
+        """Return the raw bytes of a frame; raises ImageError. Safe to call from several threads."""
+        frame = self.index().frames[number]
+        try:
+            return decoder()(self.compressed_frame(number), frame.raw_size)
+        except ValueError as error:
+            raise ImageError(f"{self.path}: frame {number} can't be decoded ({error})") from None
+
     def _frame(self, number: int) -> bytes:
         kept = self._kept.get(number)
         if kept is None:
-            frame = self.index().frames[number]
-            try:
-                kept = decoder()(self.compressed_frame(number), frame.raw_size)
-            except ValueError as error:
-                raise ImageError(f"{self.path}: frame {number} can't be decoded ({error})") from None
+            kept = self.read_frame(number)
             self._kept[number] = kept
             while len(self._kept) > _FRAMES_KEPT:
                 self._kept.popitem(last=False)

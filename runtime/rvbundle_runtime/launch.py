@@ -37,8 +37,7 @@ def run(host: Host, options: RunOptions, place: CachePlace, entry: tuple[str, ..
     """
     from rvbundle_runtime import supervisor
 
-    prepared = prepare(host, options, place, entry)
-    held = store.hold(prepared.unpacked)
+    prepared, held = _prepare_and_hold(host, options, place, entry)
     if options.verbose:
         for choice in prepared.plan.choices:
             print(f"rvbundle: {choice.what}: {choice.value} ({choice.reason})", file=sys.stderr)
@@ -51,6 +50,19 @@ def run(host: Host, options: RunOptions, place: CachePlace, entry: tuple[str, ..
     if held is not None:
         os.close(held)
     return supervisor.die_like(outcome)
+
+
+def _prepare_and_hold(
+    host: Host, options: RunOptions, place: CachePlace, entry: tuple[str, ...]
+) -> tuple[Prepared, int | None]:
+    """Prepare, and keep `cache prune` away; one that came in between is made up for."""
+    while True:
+        prepared = prepare(host, options, place, entry)
+        held = store.hold(prepared.unpacked)
+        info = prepared.unpacked.info
+        if held is None or store.find(place.base, info.identity, info.arch):
+            return prepared, held
+        os.close(held)
 
 
 def prepare(host: Host, options: RunOptions, place: CachePlace, entry: tuple[str, ...] = ()) -> Prepared:
@@ -122,4 +134,4 @@ def _check_executable(root: Path) -> None:
             "set RVBUNDLE_CACHE to a folder on another file system",
         )
     if not (root / "usr").is_dir():
-        raise HostError(f"{root} is no unpacked payload", "rvbundle cache prune")
+        raise HostError(f"{root} holds no programs", "the image was not made by rvbundle build")

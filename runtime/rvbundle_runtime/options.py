@@ -21,6 +21,7 @@ OPTIONS: dict[str, tuple[str, bool]] = {
     "--no-sandbox": ("", False),
     "--verbose": ("", False),
 }
+_RESERVED = frozenset("usr app bin lib lib64 sbin proc dev sys run etc oldroot".split())
 SHORT = {"-v": "--volume", "-e": "--env", "-m": "--memory"}
 
 
@@ -78,6 +79,8 @@ def parse_run(argv: list[str]) -> RunOptions:
 def _take_option(words: list[str], found: _Collected) -> None:
     word = words.pop(0)
     name, equals, value = word.partition("=")
+    if word[:2] in SHORT and len(word) > 2:  # -m2g
+        name, equals, value = word[:2], "=", word[2:]
     name = SHORT.get(name, name)
     if name not in OPTIONS:
         close = difflib.get_close_matches(name, OPTIONS, 1)
@@ -113,7 +116,7 @@ def make_options(
         arguments=tuple(arguments),
         volumes=tuple(parse_volume(text) for text in many.get("--volume", [])),
         env=tuple(parse_env(text) for text in many.get("--env", [])),
-        devices=tuple(many.get("--device", [])),
+        devices=tuple(parse_device(text) for text in many.get("--device", [])),
         memory=parse_size(single["--memory"]) if "--memory" in single else None,
         cold=single.get("--cold"),
         network=network,
@@ -129,18 +132,22 @@ def parse_volume(text: str) -> Volume:
     mode = parts.pop() if len(parts) == 3 and parts[2] in ("ro", "rw") else "rw"
     if len(parts) != 2 or not parts[0] or not parts[1].startswith("/"):
         raise UsageError(f"run: --volume {text}: expected SRC:DST or SRC:DST:ro, with DST an absolute path")
-    target = parts[1].rstrip("/")
-    reserved = ("/usr", "/app", "/bin", "/lib", "/lib64", "/sbin", "/proc", "/dev", "/sys", "/run", "/etc")
-    if (
-        not target
-        or ".." in target.split("/")
-        or any(target == r or target.startswith(r + "/") for r in reserved)
-    ):
+    steps = [step for step in parts[1].split("/") if step not in ("", ".")]
+    if not steps or ".." in steps or steps[0] in _RESERVED:
         raise UsageError(
             f"run: --volume {text}: {parts[1]} belongs to the image",
             "choose another place, such as /data",
         )
-    return Volume(parts[0], target, mode == "ro")
+    return Volume(parts[0], "/" + "/".join(steps), mode == "ro")
+
+
+def parse_device(text: str) -> str:
+    """Return the path of a device given as /dev/NAME or NAME; raises UsageError."""
+    path = text if text.startswith("/dev/") else f"/dev/{text}"
+    name = path[len("/dev/") :]
+    if not name or name.startswith("/") or ".." in name.split("/"):
+        raise UsageError(f"run: --device {text}: expected a device such as dri or /dev/dri")
+    return path
 
 
 def parse_env(text: str) -> tuple[str, str | None]:
@@ -157,6 +164,8 @@ def parse_size(text: str) -> int:
     if digits and digits[-1].lower() in "kmgt":
         unit = 1024 ** ("kmgt".index(digits[-1].lower()) + 1)
         digits = digits[:-1]
-    if not digits.isascii() or not digits.isdigit() or int(digits) == 0:
-        raise UsageError(f"run: --memory {text}: expected a size such as 512m or 2g")
-    return int(digits) * unit
+    if digits.isascii() and digits.isdigit() and len(digits) < 20:
+        size = int(digits) * unit
+        if 0 < size < 1 << 63:
+            return size
+    raise UsageError(f"run: --memory {text}: expected a size such as 512m or 2g")

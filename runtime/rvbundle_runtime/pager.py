@@ -125,7 +125,7 @@ class Pager:
             return  # restored before, by this run or another
         except FileNotFoundError:
             data = self._cold.read_blob(entry.blob)
-        temporary = f".rvbundle-{self._token}-{name[:200]}"
+        temporary = f".rvbundle-{self._token}"  # one at a time: `restore` holds the lock
         mode = 0o755 if entry.kind == fmt.EXECUTABLE else 0o644
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(temporary, flags, mode, dir_fd=folder)

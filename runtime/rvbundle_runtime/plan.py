@@ -117,7 +117,13 @@ def make_plan(host: Host, root: str, info: PayloadInfo, options: RunOptions, col
 
 def _choose_sandbox(host: Host, options: RunOptions) -> tuple[str, str]:
     if not options.sandbox:
-        for name, given in (("--volume", options.volumes), ("--device", options.devices)):
+        needing = {
+            "--volume": options.volumes,
+            "--device": options.devices,
+            "--no-network": options.network is False,
+            "--no-cwd": not options.cwd,
+        }
+        for name, given in needing.items():
             if given:
                 raise SandboxError(f"{name} needs the sandbox, and --no-sandbox turns it off")
         return NONE, "--no-sandbox: the agent can do whatever you can"
@@ -149,9 +155,7 @@ def _mounts(host: Host, options: RunOptions, network: bool) -> tuple[Mount, ...]
     if options.cwd:
         mounts.append(Mount(host.cwd, "/agent", read_only=False))
     mounts += [Mount(os.path.join(host.cwd, v.source), v.target, v.read_only) for v in options.volumes]
-    for device in options.devices:
-        path = device if device.startswith("/") else f"/dev/{device}"
-        mounts.append(Mount(path, path, read_only=False))
+    mounts += [Mount(device, device, read_only=False) for device in options.devices]
     return tuple(mounts)
 
 

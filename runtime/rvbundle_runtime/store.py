@@ -13,14 +13,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime.errors import HostError, StoreError
 from rvbundle_runtime.image import Reader
-from rvbundle_runtime.zstd import decoder
 
 _THREADS_MAX = 4  # more do not help: the disk and the page cache become the limit
 _SPARE = 16 << 20  # bytes that must stay free beside the payload itself
@@ -81,7 +80,10 @@ def find(base: Path, identity: str, arch: str) -> Unpacked | None:
     try:
         value = json.loads((folder / "payload.json").read_bytes())
         info = PayloadInfo(**{**value, "argv": tuple(value["argv"])})
+        whole = (folder / "root").is_dir()
     except (OSError, ValueError, TypeError, KeyError):
+        whole = False
+    if not whole:
         return None  # absent, or damaged from outside: it is unpacked anew
     return Unpacked(folder / "root", info, _lock_path(base, identity, arch), fresh=False)
 
@@ -140,11 +142,10 @@ def write_tree(
     done = 0
 
     def write_frame(number: int) -> int:
-        frame = reader.index().frames[number]
-        raw = memoryview(decoder()(reader.compressed_frame(number), frame.raw_size))
+        raw = memoryview(reader.read_frame(number))
         for entry, place, start, stop in pieces[number]:
             _write_piece(root, entry, place, raw[start:stop])
-        return frame.raw_size
+        return len(raw)
 
     workers = min(_THREADS_MAX, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(workers) as pool:
@@ -246,6 +247,8 @@ def hold(unpacked: Unpacked) -> int | None:
     except OSError:
         return None
     fcntl.flock(fd, fcntl.LOCK_SH)
+    with suppress(OSError):  # a read-only store has no history
+        os.utime(unpacked.lock)
     return fd
 
 
@@ -268,7 +271,8 @@ def list_stored(base: Path) -> list[Stored]:
         unpacked = find(base, identity, arch)
         if unpacked:
             size = disk_usage(folder)
-            used = (folder / "payload.json").stat().st_atime
+            marks = [p for p in (unpacked.lock, folder / "payload.json") if p.exists()]
+            used = marks[0].stat().st_mtime
             found.append(Stored(folder.name, unpacked.info.name, unpacked.info.version, size, used))
     return sorted(found, key=lambda stored: -stored.used)
 
@@ -285,25 +289,34 @@ def disk_usage(folder: Path) -> int:
 def prune(base: Path, keys: set[str] | None = None) -> tuple[list[Stored], list[Stored]]:
     """Remove the payloads `keys` (all where None) and what killed runs left; return (removed, in use)."""
     removed, busy = [], []
-    for stored in list_stored(base):
-        if keys is not None and stored.key not in keys:
+    known = {stored.key: stored for stored in list_stored(base)}
+    for folder in sorted((base / "store").glob("*-*")):
+        if keys is not None and folder.name not in keys:
             continue
-        lock = base / "store" / "locks" / f"{stored.key}.lock"
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            folder = base / "store" / stored.key
-            (folder / "payload.json").unlink()  # from here on it is absent, whatever happens
-            shutil.rmtree(folder)
-            removed.append(stored)
-        except BlockingIOError:
+        stored = known.get(folder.name)
+        if _remove_unless_held(base, folder.name, folder):
+            removed += [stored] if stored else []
+        elif stored:
             busy.append(stored)
-        finally:
-            os.close(fd)
-    if keys is None and not busy:
-        shutil.rmtree(base / "store" / "tmp", ignore_errors=True)
+    for stray in sorted((base / "store" / "tmp").glob("*-*.*")) if keys is None else ():
+        _remove_unless_held(base, stray.name.partition(".")[0], stray)
     return removed, busy
+
+
+def _remove_unless_held(base: Path, key: str, folder: Path) -> bool:
+    """Remove a folder of the payload `key` unless a run or an unpacking holds it; tell whether it went."""
+    lock = base / "store" / "locks" / f"{key}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (folder / "payload.json").unlink(missing_ok=True)  # from here on it is absent, whatever happens
+        shutil.rmtree(folder)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 @contextmanager
@@ -330,8 +343,14 @@ def why_unusable(base: Path) -> str:
     change, be writable, and allow execution.
     """
     place = base
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    while True:
+        try:
+            place.stat()
+            break
+        except FileNotFoundError:
+            place = place.parent
+        except OSError as error:
+            return f"{place} can't be used: {error.strerror}"
     if not os.access(place, os.W_OK | os.X_OK):
         return f"{place} can't be written"
     stat = os.statvfs(place)
@@ -339,6 +358,6 @@ def why_unusable(base: Path) -> str:
         return f"{place} is on a read-only file system"
     if stat.f_flag & os.ST_NOEXEC:
         return f"{place} is on a file system mounted noexec"
-    if base.exists() and base.stat().st_uid != os.getuid():
+    if place == base and base.stat().st_uid != os.getuid():
         return f"{base} belongs to another user"
     return ""

@@ -147,9 +147,11 @@ def _start(plan: Plan, old_mask: set[int | signal.Signals]) -> int:
     reading, writing = os.pipe2(os.O_CLOEXEC)
     agent = os.fork()
     if agent == 0:
+        doing = plan.workdir
         try:
             sys_.prctl(sys_.PR_SET_PDEATHSIG, signal.SIGKILL)
             os.chdir(plan.workdir)
+            doing = " ".join(plan.argv[:1])
             if plan.memory is not None:
                 resource.setrlimit(resource.RLIMIT_DATA, (plan.memory, plan.memory))
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them: programs do not expect it
@@ -159,8 +161,11 @@ def _start(plan: Plan, old_mask: set[int | signal.Signals]) -> int:
             signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
             os.execve(plan.argv[0], plan.argv, plan.env)
         except OSError as error:
-            os.write(writing, f"{plan.argv[0]}: {error.strerror}".encode())
-        os._exit(_EXEC_FAILED)
+            os.write(writing, f"{doing}: {error.strerror}".encode())
+        except (ValueError, IndexError, OverflowError, TypeError) as error:
+            os.write(writing, f"{doing}: {error}".encode("utf-8", "replace"))
+        finally:
+            os._exit(_EXEC_FAILED)  # whatever happens, this process must not run on as the launcher
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         failure = pipe.read().decode()

@@ -48,7 +48,7 @@ def _compile(job: List[str]) -> Optional[List[str]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             code = compile(data, name, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
         return [source, f"{type(error).__name__}: {error}"]
     held: List[Any] = []
     _hold(code, held)

@@ -10,6 +10,7 @@ pager. What is cold is listed in lib/rvbundle/cold.txt:
     s <name>                       a module: <name>.pyc
     y <name>                       a module that could not be compiled: <name>.py
     x <name> <file> [<library> …]  an extension module, and the cold shared libraries that it needs
+    n <name>                       a package without __init__ of which nothing is hot
     d <file>                       a data file
 
 Python's -S leaves all this out: hot modules then load by Python's own means, cold ones are not found.
@@ -119,11 +120,9 @@ class PayloadLoader(_external.SourceFileLoader):
                 raise FileNotFoundError(2, "No such file in this image (%s)" % error, path) from None
         return _external.FileLoader.get_data(self, path)
 
-    def get_resource_reader(self, name):  # type: ignore[override]
-        try:
-            from importlib.readers import FileReader
-        except ImportError:  # Python 3.9
-            return super().get_resource_reader(name)
+    def get_resource_reader(self, name):  # type: ignore[override]  # noqa: ARG002
+        from importlib.readers import FileReader
+
         reader = FileReader(self)
         place = reader.path
         reader.files = lambda: _cold_path(place)  # type: ignore[method-assign]
@@ -198,6 +197,10 @@ class PayloadFinder:
     def _cold_spec(self, fullname, words):
         kind, name = words[0], words[1]
         place = self.path + "/" + name
+        if kind == "n":
+            spec = _importlib.ModuleSpec(fullname, None)  # as FileFinder answers for a mere folder
+            spec.submodule_search_locations = [place]
+            return spec
         if kind == "p":
             return _spec(fullname, place + "/__init__.py", [place])
         if kind == "s":
@@ -214,7 +217,8 @@ class PayloadFinder:
 
         found = dict(pkgutil.iter_importer_modules(self._hot, prefix))  # type: ignore[attr-defined]
         for name, words in self.cold().items():
-            found[prefix + name] = words[0] == "p"
+            if words[0] != "n":  # which pkgutil does not list elsewhere either
+                found[prefix + name] = words[0] == "p"
         return iter(sorted(found.items()))
 
     def invalidate_caches(self):

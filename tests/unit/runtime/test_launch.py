@@ -166,7 +166,7 @@ def test_an_image_without_programs(tmp_path: Path, place: CachePlace) -> None:
     build(tmp_path / "x.rvb", [item("app/x.py", b"")])
     with pytest.raises(HostError) as caught:
         launch.prepare(HERE, RunOptions(str(tmp_path / "x.rvb")), place)
-    assert caught.value.message.endswith("/root is no unpacked payload")
+    assert caught.value.message.endswith("/root holds no programs")
 
 
 def test_pruned_between_finding_and_holding(

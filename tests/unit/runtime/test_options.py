@@ -1,7 +1,15 @@
 import pytest
 
 from rvbundle_runtime.errors import UsageError
-from rvbundle_runtime.options import RunOptions, Volume, parse_env, parse_run, parse_size, parse_volume
+from rvbundle_runtime.options import (
+    RunOptions,
+    Volume,
+    parse_device,
+    parse_env,
+    parse_run,
+    parse_size,
+    parse_volume,
+)
 
 IMAGE = "a.rvb"
 
@@ -23,7 +31,7 @@ IMAGE = "a.rvb"
         ),
         ("-e A=1 -e B --env=C= a.rvb", RunOptions(IMAGE, env=(("A", "1"), ("B", None), ("C", "")))),
         ("--env A=x=y a.rvb", RunOptions(IMAGE, env=(("A", "x=y"),))),
-        ("--device dri --device snd a.rvb", RunOptions(IMAGE, devices=("dri", "snd"))),
+        ("--device dri --device snd a.rvb", RunOptions(IMAGE, devices=("/dev/dri", "/dev/snd"))),
         ("-m 1g --memory 2g a.rvb", RunOptions(IMAGE, memory=2 << 30)),
         ("-m2g a.rvb", RunOptions(IMAGE, memory=2 << 30)),
         ("-eA=1 a.rvb", RunOptions(IMAGE, env=(("A", "1"),))),
@@ -192,3 +200,10 @@ def test_bad_size(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_size(text)
     assert caught.value.message == f"run: --memory {text}: expected a size such as 512m or 2g"
+
+
+@pytest.mark.parametrize("text", ["", "/usr", "/dev/", "/dev//x", "../usr", "/dev/../usr", "a/../../usr"])
+def test_bad_device(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_device(text)
+    assert caught.value.message == f"run: --device {text}: expected a device such as dri or /dev/dri"

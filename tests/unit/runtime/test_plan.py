@@ -145,7 +145,9 @@ def test_network(recipe: bool, option: bool | None, expected: tuple[str, str]) -
 
 
 def test_mounts() -> None:
-    made = plan(volumes=(Volume("data", "/data", True), Volume("/abs", "/b")), devices=("dri", "/dev/snd"))
+    made = plan(
+        volumes=(Volume("data", "/data", True), Volume("/abs", "/b")), devices=("/dev/dri", "/dev/snd")
+    )
     own = [m for m in made.mounts if not m.optional]
     assert own == [
         Mount("/home/me/work", "/agent", read_only=False),
