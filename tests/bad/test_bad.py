@@ -18,7 +18,7 @@ A folder's `case.toml` holds:
 
 All texts may use {folder} (the copy), {cache}, {image} (a copy of the probe agent's image), {probe} (that
 agent's folder), {python} (the interpreter that runs rvbundle). A `prepare.py` makes what can't lie in a
-repository: its `prepare(folder, image)` gets the copy and an image that it must not change (its cold pack lies
+repository: its `prepare(folder, image)` gets the copy and an image not to be changed (its cold pack lies
 beside it), and may return variables. The cache, if it is the case's own, is `folder.parent / "cache"`.
 """
 
