@@ -6,6 +6,8 @@
 Every stage takes frozen values and returns one; its result lies in the build cache under an explicit key.
 """
 
+import contextlib
+import errno
 import os
 import threading
 import time
@@ -28,6 +30,8 @@ from rvbundle.recipe import Recipe
 from rvbundle.stage_agent import StagedAgent
 from rvbundle.stages import Cached, Key, StageCache, digest_of_files, write_atomically
 from rvbundle.trace import Trace
+from rvbundle_runtime import store
+from rvbundle_runtime.errors import StoreError
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,14 @@ class Built:
 
 
 def build(recipe: Recipe, output: Path, cache_base: Path, progress: Progress) -> Built:
-    """Build `recipe` into the folder `output`; raises any RvbundleError of the stages."""
+    """Build `recipe` into the folder `output`; raises any RvbundleError of the stages, and StoreError."""
+    _check_output(output)
+    store.check_executable(cache_base)
+    with store.translated(cache_base, "write into"):
+        return _build(recipe, output, cache_base, progress)
+
+
+def _build(recipe: Recipe, output: Path, cache_base: Path, progress: Progress) -> Built:
     started = time.monotonic()
     cache = StageCache(cache_base, recipe.name)
     interpreter = environment.find_interpreter(recipe.python, os.environ)
@@ -267,18 +278,43 @@ def _code_digest() -> str:
     return digest_of_files(path for folder in ours for path in folder.rglob("*.py"))
 
 
+def _check_output(output: Path) -> None:
+    """Say before a long build, not after it, that nothing can be written there."""
+    place = output.absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise StoreError(f"can't write into {output}: {os.strerror(errno.ENOTDIR)}", _OTHER_OUTPUT)
+
+
+_OTHER_OUTPUT = "name another folder with --output"
+
+
 def _deliver(source: Path, target: Path) -> Path:
     """Put a finished file where the user wants it: a hard link where possible, else a copy."""
+    try:
+        _place(source, target)
+    except OSError as error:
+        full = "free some space, or " if error.errno == errno.ENOSPC else ""
+        raise StoreError(f"can't write {target}: {error.strerror}", full + _OTHER_OUTPUT) from None
+    return target
+
+
+def _place(source: Path, target: Path) -> None:
     import shutil
 
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and target.samefile(source):
-        return target
+        return
     temporary = target.with_name(f".{target.name}.tmp")
-    temporary.unlink(missing_ok=True)
     try:
-        os.link(source, temporary)
-    except OSError:
-        shutil.copyfile(source, temporary)
-    temporary.rename(target)
-    return target
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+        temporary.rename(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise

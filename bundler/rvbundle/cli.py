@@ -85,10 +85,11 @@ def build(
 ) -> None:
     """Build a recipe into an image (NAME-VERSION.rvb) and its cold pack (NAME-VERSION.cold.rvb)."""
     from rvbundle import recipe as recipes
-    from rvbundle.build import build as run_build
 
-    progress = Progress(verbose)
-    built = run_build(recipes.load(recipe), output, _place().base, progress)
+    loaded = recipes.load(recipe)
+    from rvbundle.build import build as run_build  # late: a wrong recipe is said at once
+
+    built = run_build(loaded, output, _place().base, Progress(verbose))
     if as_json:
         value = {key: str(v) if isinstance(v, Path) else v for key, v in vars(built).items()}
         print(json.dumps(value))

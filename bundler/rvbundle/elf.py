@@ -8,12 +8,12 @@ import struct
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-
-import lief
+from typing import TYPE_CHECKING
 
 from rvbundle_runtime.errors import FreezeError
 
-lief.logging.disable()
+if TYPE_CHECKING:
+    import lief
 
 _MAGIC = b"\x7fELF"
 _MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64"}  # e_machine: the ELF psABIs
@@ -61,6 +61,9 @@ def is_extension(path: Path) -> bool:
 
 def read_facts(path: Path) -> ElfFacts:
     """Return the facts of the ELF file at `path`; raises FreezeError if it can't be read."""
+    import lief  # late: it costs 0.7 s, which a build that changes nothing, or fails early, need not pay
+
+    lief.logging.disable()
     config = lief.ELF.ParserConfig()
     config.parse_relocations = config.parse_dyn_symbols = config.parse_symtab_symbols = False
     config.parse_symbol_versions = config.parse_notes = config.parse_overlay = False
@@ -75,7 +78,9 @@ def read_facts(path: Path) -> ElfFacts:
             raise FreezeError(f"{path} is a damaged ELF file: {error}") from None
 
 
-def _facts(binary: lief.ELF.Binary) -> ElfFacts:
+def _facts(binary: "lief.ELF.Binary") -> ElfFacts:
+    import lief
+
     tag = lief.ELF.DynamicEntry.TAG
     search: list[str] = []
     soname = ""

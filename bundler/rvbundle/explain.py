@@ -13,13 +13,14 @@ from rvbundle_runtime import store
 from rvbundle_runtime.errors import ImageError, RvbundleError
 from rvbundle_runtime.host import CachePlace, Host
 from rvbundle_runtime.image import Reader
-from rvbundle_runtime.launch import cold_beside, find_cold
+from rvbundle_runtime.launch import cold_beside, find_cold, refuse_cold_pack
 from rvbundle_runtime.options import RunOptions
 
 
 def explain(path: Path, host: Host, place: CachePlace) -> dict[str, Any]:
     """Return what `run` would do with the image on this host; raises ImageError, HostError."""
     with Reader(path) as reader:
+        refuse_cold_pack(reader)
         index = reader.index()
         arch = planning.choose_arch(host, tuple(p.arch for p in index.payloads), str(path))
         payload = next(p for p in index.payloads if p.arch == arch)

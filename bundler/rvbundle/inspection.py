@@ -1,7 +1,10 @@
 """Looking into images: inspect, verify, extract."""
 
 import os
+import shutil
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from rvbundle_runtime import format as fmt
 from rvbundle_runtime import store
 from rvbundle_runtime.errors import ImageError, StoreError
 from rvbundle_runtime.image import Reader
-from rvbundle_runtime.launch import cold_beside, find_cold
+from rvbundle_runtime.launch import cold_beside, find_cold, refuse_cold_pack
 from rvbundle_runtime.zstd import decoder
 
 _NO_PACKAGE = "(Python and system)"
@@ -223,25 +226,51 @@ def extract(path: Path, folder: Path) -> Extracted:
     Raises ImageError, StoreError.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise StoreError(f"{folder} is not empty", "name a new folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with Reader(path) as reader:
-            entries = _only_payload(reader).entries
-            note = f"the hot part only (no {cold_beside(path).name} beside the image)"
-            cold, _ = (None, "") if reader.bound_to else find_cold(path, None, reader.identity)
-            if cold is None:
+        what = "is not empty" if folder.is_dir() else "is a file"
+        raise StoreError(f"{folder} {what}", "name a new folder")
+    with Reader(path) as reader:
+        refuse_cold_pack(reader)
+        entries = _only_payload(reader).entries
+        cold, pack = find_cold(path, None, reader.identity)
+        if cold is None:
+            beside = cold_beside(path)
+            why = pack.reason if beside.exists() else f"no {beside.name} beside the image"
+            note = f"the hot part only ({why})"
+            with _emptied_on_failure(folder):
                 files = _extract_from(reader, entries, folder)
-            else:
-                with cold:
-                    rest = _only_payload(cold).entries
-                    fmt.check_entries([*entries, *rest])  # together they must be one tree, too
-                    files = _extract_from(reader, entries, folder) + _extract_from(cold, rest, folder)
-                    note = "whole"
-    except OSError as error:
-        raise StoreError(f"can't write {error.filename or folder}: {error.strerror}") from None
+        else:
+            note = "whole"
+            with cold, _emptied_on_failure(folder):
+                rest = _only_payload(cold).entries
+                _check_fit(cold, entries, rest)
+                files = _extract_from(reader, entries, folder) + _extract_from(cold, rest, folder)
     size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
     return Extracted(files, size, note)
+
+
+@contextmanager
+def _emptied_on_failure(folder: Path) -> Iterator[None]:
+    """Make `folder` if need be; if the block fails, leave it as it was: absent or empty."""
+    was_there = folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException as error:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        if not was_there and folder.is_dir():
+            folder.rmdir()
+        if isinstance(error, OSError):
+            raise StoreError(f"can't write {error.filename or folder}: {error.strerror}") from None
+        raise
+
+
+def _check_fit(cold: Reader, hot: tuple[fmt.Entry, ...], rest: tuple[fmt.Entry, ...]) -> None:
+    """Raise ImageError unless image and cold pack together make one tree, as each does alone."""
+    try:
+        fmt.check_entries([*hot, *rest])
+    except ImageError as error:
+        raise ImageError(f"{cold.path}: {error.message}", fmt.FORGED) from None
 
 
 def _only_payload(reader: Reader) -> fmt.Payload:

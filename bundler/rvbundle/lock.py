@@ -68,24 +68,30 @@ def quoted(value: str | list[str]) -> str:
 
 def loads(text: str, path: Path) -> Lock:
     """Read a lock; raises LockError naming `path`."""
+    again = _again(path)
     try:
         value = tomllib.loads(text)
         if value["format"] != _FORMAT:
-            raise LockError(f"{path}: lock format {value['format']} is not {_FORMAT}", _AGAIN)
+            raise LockError(f"{path}: lock format {value['format']} is not {_FORMAT}", again)
         packages = tuple(
             LockedPackage(str(p["name"]), str(p["version"]), str(p["sha256"]))
             for p in value.get("package", [])
         )
         lock = Lock(str(value["python"]), tuple(map(str, value["requires"])), packages)
-    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
-        raise LockError(f"{path}: damaged: {type(error).__name__} {error}", _AGAIN) from None
+    except tomllib.TOMLDecodeError as error:
+        raise LockError(f"{path}: damaged: not valid TOML: {error}", again) from None
+    except KeyError as error:
+        raise LockError(f"{path}: damaged: {error} is missing", again) from None
+    except (TypeError, AttributeError):
+        raise LockError(f"{path}: damaged: a value has the wrong type", again) from None
     for package in packages:
         if not _HEX.fullmatch(package.sha256):
-            raise LockError(f"{path}: {package.name} has no SHA-256 digest", _AGAIN)
+            raise LockError(f"{path}: {package.name} has no SHA-256 digest", again)
     return lock
 
 
-_AGAIN = "write it anew: rvbundle lock"
+def _again(path: Path) -> str:
+    return f"write it anew: rvbundle lock {path.with_suffix('.toml')}"
 
 
 def read_beside(recipe: Recipe) -> Lock | None:
@@ -98,18 +104,23 @@ def read_beside(recipe: Recipe) -> Lock | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise LockError(f"{recipe.lock_path}: can't be read: {error}", _AGAIN) from None
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise LockError(f"{recipe.lock_path}: can't be read: {why}", _again(recipe.lock_path)) from None
     lock = loads(text, recipe.lock_path)
     if (lock.python, lock.requires) != (recipe.python, recipe.requires):
         raise LockError(
-            f"{recipe.lock_path} was made for other requirements than those in {recipe.path.name}", _AGAIN
+            f"{recipe.lock_path} was made for other requirements than those in {recipe.path.name}",
+            _again(recipe.lock_path),
         )
     return lock
 
 
 def write_beside(recipe: Recipe, lock: Lock) -> None:
     """Write the lock beside the recipe."""
-    write_atomically(recipe.lock_path, dumps(lock).encode())
+    try:
+        write_atomically(recipe.lock_path, dumps(lock).encode())
+    except OSError as error:
+        raise LockError(f"can't write {recipe.lock_path}: {error.strerror}") from None
 
 
 def resolve(recipe: Recipe, pip: list[str | Path]) -> Lock:

@@ -106,7 +106,9 @@ class _Reader:
         try:
             self.data = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise RecipeError(f"{path}: not valid TOML: {error}") from None
+            line = re.search(r"at line (\d+)", str(error))
+            place = f"{path}:{line[1]}" if line else f"{path}"
+            raise RecipeError(f"{place}: not valid TOML: {error}") from None
 
     def fail(self, table: str, key: str, text: str, hint: str = "", number: int = 0) -> RecipeError:
         line = self._line(table, key, number)
@@ -135,12 +137,17 @@ class _Reader:
         legal = _KEYS[table]
         for key, item in value.items():
             if key not in legal:
+                if not table and isinstance(item, dict | list):
+                    place = f"{self.path}:{self._line('', key, 0)}"
+                    raise RecipeError(f"{place}: [{key}]: unknown table", _nearest_table(key))
                 raise self.fail(table, key, "unknown key", _nearest(key, table), number)
             if not _CHECKS[legal[key]](item):
-                found = {dict: "a table", list: "a list", str: "a string", bool: "a boolean"}.get(
-                    type(item), f"a {type(item).__name__}"
+                text = f"expected a {legal[key]}, found {_found(item, legal[key])}"
+                raise self.fail(table, key, text, _how_to_write(key, item, legal[key]), number)
+            if any("\0" in text for text in _strings(item)):
+                raise self.fail(
+                    table, key, "holds a NUL character, which no program can be given", "", number
                 )
-                raise self.fail(table, key, f"expected a {legal[key]}, found {found}", "", number)
 
     def table(self, name: str) -> dict[str, Any]:
         value: dict[str, Any] = self.data.get(name, {})
@@ -153,6 +160,64 @@ class _Reader:
             where = f"add `{key} = …` to [{table}]; `rvbundle init` writes a complete example"
             raise self.fail(table, key, "missing", where)
         return str(value)
+
+
+def _header(table: str) -> str:
+    return f"[[{table}]]" if _KEYS[""][table] == "list of tables" else f"[{table}]"
+
+
+def _type_name(value: Any) -> str:
+    names = {
+        dict: "a table",
+        list: "a list",
+        str: "a string",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+    }
+    return names.get(type(value), f"a {type(value).__name__}")
+
+
+def _items(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+
+
+def _strings(value: Any) -> list[str]:
+    return [item for item in (value, *_items(value)) if isinstance(item, str)]
+
+
+def _odd_item(value: Any, expected: str) -> Any:
+    """Return the first item of a list or table of strings that is no string; None if it is not that."""
+    alike = isinstance(value, list if expected == "list of strings" else dict)
+    wanted = expected in ("list of strings", "table of strings") and alike
+    return next((item for item in _items(value) if not isinstance(item, str)), None) if wanted else None
+
+
+def _found(value: Any, expected: str) -> str:
+    odd = _odd_item(value, expected)
+    return _type_name(value) if odd is None else f"{_type_name(odd)} in it"
+
+
+def _how_to_write(key: str, value: Any, expected: str) -> str:
+    odd = _odd_item(value, expected)
+    if odd is not None:
+        return f'write it in quotes: "{odd}"' if _type_name(odd) == "a number" else ""
+    if expected == "string" and _type_name(value) == "a number":
+        return f'write it in quotes: {key} = "{value}"'
+    if expected == "list of strings" and isinstance(value, str):
+        return f'write it in brackets: {key} = ["{value}"]'
+    if expected == "boolean" and value in ("true", "false"):
+        return "write true or false, without quotes"
+    if expected == "list of tables" and isinstance(value, dict):
+        return f"write it in double brackets: [[{key}]]"
+    return ""
+
+
+def _nearest_table(name: str) -> str:
+    close = difflib.get_close_matches(name, _KEYS[""], 1)
+    if close:
+        return f"did you mean {_header(close[0])}?"
+    return f"known here: {', '.join(map(_header, _KEYS['']))}"
 
 
 def _nearest(key: str, table: str) -> str:
@@ -178,7 +243,8 @@ def load(path: Path) -> Recipe:
         hint = "`rvbundle init` writes one for the agent in this folder"
         raise RecipeError(f"{path}: {error.strerror}", hint) from None
     except UnicodeDecodeError as error:
-        raise RecipeError(f"{path}: not UTF-8 text (byte {error.start})") from None
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise RecipeError(f"{path}:{line}: not UTF-8 text", "save it as UTF-8") from None
     return _interpret(_Reader(path, text))
 
 
@@ -192,7 +258,9 @@ def _interpret(reader: _Reader) -> Recipe:
     entry = reader.required("agent", "entry")
     trim = str(reader.table("trim").get("level", "traced"))
     if trim not in TRIM_LEVELS:
-        raise reader.fail("trim", "level", f"{trim!r} is none of {', '.join(TRIM_LEVELS)}")
+        close = difflib.get_close_matches(trim, TRIM_LEVELS, 1)
+        hint = f"did you mean {close[0]}?" if close else ""
+        raise reader.fail("trim", "level", f"{trim!r} is none of {', '.join(TRIM_LEVELS)}", hint)
     keep, run = reader.table("keep"), reader.table("run")
     for variable in run.get("env", {}):
         if not _VARIABLE.fullmatch(variable):

@@ -17,6 +17,8 @@ from rvbundle_runtime.host import read_host
 from rvbundle_runtime.options import RunOptions
 from rvbundle_runtime.store import PayloadInfo
 
+MARKER = "rvbundle.run_tree: "  # before what went wrong, on stderr, for the trace stage
+
 
 def main() -> int:
     """Run the request from standard input; return the agent's exit code."""
@@ -48,5 +50,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except RvbundleError as error:
-        print(f"{error.message}\n{error.hint}", file=sys.stderr)
+        print(MARKER + json.dumps({"message": error.message, "hint": error.hint}), file=sys.stderr)
         sys.exit(error.exit_code)

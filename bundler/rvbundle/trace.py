@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -13,12 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rvbundle import process
+from rvbundle import process, run_tree
 from rvbundle.filewatch import FileWatch
 from rvbundle.freeze import Frozen, module_name
 from rvbundle.recipe import Recipe, Workload
 from rvbundle.stage_agent import StagedAgent
-from rvbundle_runtime.errors import TraceError
+from rvbundle_runtime.errors import SandboxError, TraceError
 
 _FORMAT = 1
 # Also a sign: "-0.5" and "0.5" are different numbers, "3-5" are two.
@@ -115,8 +116,17 @@ def run_in_tree(recipe: Recipe, frozen: Frozen, agent: StagedAgent, workload: Wo
             timeout=workload.timeout,
             check=False,
         )
+    _raise_sandbox_error(done)
     explain_failure(done, workload, number, "the frozen tree")
     return done.stdout.decode("utf-8", "replace")
+
+
+def _raise_sandbox_error(done: process.Finished) -> None:
+    """Raise what kept the workload from starting at all."""
+    _, marker, text = done.stderr.rpartition(run_tree.MARKER)
+    if done.code == SandboxError.exit_code and marker:
+        value = json.loads(text)
+        raise SandboxError(value["message"], value["hint"].partition("\n")[0])
 
 
 def explain_failure(done: process.Finished, workload: Workload, number: int, where: str) -> None:
@@ -124,16 +134,34 @@ def explain_failure(done: process.Finished, workload: Workload, number: int, whe
     name = f"trace workload {number} ({' '.join(workload.args) or 'no arguments'})"
     if done.timed_out:
         raise TraceError(
-            f"{name} did not end within {workload.timeout:g} s in {where}:\n{done.tail()}",
+            f"{name} did not end within {workload.timeout:g} s in {where}{_tail(done)}",
             "give it less to do, or raise `timeout` in its [[trace]]",
         )
     if done.code:
-        how = f"was ended by signal {-done.code}" if done.code < 0 else f"ended with exit code {done.code}"
-        raise TraceError(
-            f"{name} {how} in {where}; it must end with 0:\n{done.tail()}",
-            "it starts in an empty working folder, without a network unless [run] says so; data files "
-            "must be in [agent] include and be found through __file__",
-        )
+        signalled = done.code < 0
+        how = f"was ended by {_signal(-done.code)}" if signalled else f"ended with exit code {done.code}"
+        missing = _MODULE_MISSING.findall(done.stderr)
+        hint = f"add what provides {missing[-1]} to [python] requires" if missing else _WHERE_IT_RUNS
+        raise TraceError(f"{name} {how} in {where}; it must end with 0{_tail(done)}", hint)
+
+
+_MODULE_MISSING = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
+_WHERE_IT_RUNS = (
+    "it starts in an empty working folder, without a network unless [run] says so; data files "
+    "must be in [agent] include and be found through __file__"
+)
+
+
+def _tail(done: process.Finished) -> str:
+    tail = done.tail()
+    return f":\n{tail}" if tail else ""
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def compare(expected: str, found: str, tolerance: float | None) -> str:

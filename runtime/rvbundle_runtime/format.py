@@ -9,6 +9,7 @@ little-endian; all offsets count from the header's first byte. Nothing here touc
 import hashlib
 import json
 import posixpath
+import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ PATH_MAX = 4096
 UNBOUND = bytes(32)
 
 FILE, EXECUTABLE, LINK, DIRECTORY, TAIL = "f", "x", "l", "d", "t"
+# The hint for what no damage explains, since the digests are as they should be.
+FORGED = "it is damaged or forged: get it anew from a source that you trust"
 _KINDS = {FILE, EXECUTABLE, LINK, DIRECTORY, TAIL}
 
 
@@ -159,27 +162,31 @@ def parse_footer(data: bytes, file_size: int) -> Footer:
         )
     body, check = data[: FOOTER_BODY.size], data[FOOTER_BODY.size :]
     _, version, flags, size, offset, csize, rsize, identity, bound_to = FOOTER_BODY.unpack(body)
+    # Footers of all versions keep size, magic, version and check: damage must not look like a new version.
+    if hashlib.sha256(body).digest()[:FOOTER_CHECK_SIZE] != check:
+        raise ImageError("the image's footer is damaged", "copy the image again from its source")
     if version != FORMAT_VERSION:
         raise ImageError(
             f"the image has format version {version}, this rvbundle reads version {FORMAT_VERSION}",
             "use the rvbundle that made it, or a newer one",
         )
-    if hashlib.sha256(body).digest()[:FOOTER_CHECK_SIZE] != check:
-        raise ImageError("the image's footer is damaged", "copy the image again from its source")
     if flags & ~KNOWN_FLAGS:
         raise ImageError(
             f"the image uses features that this rvbundle does not know (flags {flags:#x})",
             "use the rvbundle that made it, or a newer one",
         )
     if rsize > INDEX_RAW_MAX or csize > INDEX_RAW_MAX:
-        raise ImageError(f"the image claims an index of {max(rsize, csize)} bytes: too large")
+        raise ImageError(f"the image claims an index of {max(rsize, csize)} bytes: too large", FORGED)
     if size > file_size:
         raise ImageError(
             f"the image is cut short: {file_size} bytes of {size} are here",
             "copy the image again from its source",
         )
     if offset < HEADER.size or offset + csize + FOOTER_SIZE != size:
-        raise ImageError("the image's footer does not fit its size: it is damaged or forged")
+        raise ImageError(
+            "the image's footer does not fit its size: it is damaged or forged",
+            "copy the image again from its source",
+        )
     return Footer(size, offset, csize, rsize, identity, bound_to)
 
 
@@ -192,10 +199,13 @@ def check_header(data: bytes) -> None:
         )
 
 
+_CONTROL = re.compile(r"[\0-\x1f\x7f-\x9f]")  # a NUL ends a path, an escape sequence rules a terminal
+
+
 def check_path(path: str) -> None:
     """Raise ImageError unless `path` names something below the tree's root, in its shortest form."""
     parts = path.split("/")
-    if not path or "\0" in path or not _is_utf8(path) or len(path.encode()) >= PATH_MAX:
+    if not path or _CONTROL.search(path) or not _is_utf8(path) or len(path.encode()) >= PATH_MAX:
         raise ImageError(f"the index holds an impossible path: {path[:80]!r}")
     if path.startswith("/") or any(part in ("", ".", "..") for part in parts):
         raise ImageError(f"the index holds a path that leaves the tree: {path[:80]!r}")
@@ -215,7 +225,7 @@ def check_link(path: str, target: str) -> None:
     climbs = next((n for n, part in enumerate(parts) if part != ".."), len(parts))
     # Only at its start may it climb, and not above the root: behind another link ".." leads anywhere.
     outside = climbs > path.count("/") or ".." in parts[climbs:]
-    if not target or target.startswith("/") or outside or "\0" in target or not _is_utf8(target):
+    if not target or target.startswith("/") or outside or _CONTROL.search(target) or not _is_utf8(target):
         raise ImageError(f"the index holds a link that leaves the tree: {path!r} -> {target[:80]!r}")
 
 

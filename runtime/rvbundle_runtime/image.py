@@ -74,12 +74,12 @@ class Reader:
             try:
                 data = decoder()(raw, footer.index_raw_size)
             except ValueError as error:
-                raise ImageError(f"{self.path}: the index can't be decoded ({error})") from None
+                raise ImageError(f"{self.path}: the index can't be decoded ({error})", fmt.FORGED) from None
             try:
                 index = fmt.load_index(data)
                 fmt.check_frames(index, footer)
             except ImageError as error:
-                raise ImageError(f"{self.path}: {error.message}", error.hint) from None
+                raise ImageError(f"{self.path}: {error.message}", error.hint or fmt.FORGED) from None
             self._index = index
         return self._index
 
@@ -115,7 +115,8 @@ class Reader:
         try:
             return decoder()(self.compressed_frame(number), frame.raw_size)
         except ValueError as error:
-            raise ImageError(f"{self.path}: frame {number} can't be decoded ({error})") from None
+            text = f"{self.path}: frame {number} can't be decoded ({error})"
+            raise ImageError(text, fmt.FORGED) from None
 
     def _frame(self, number: int) -> bytes:
         kept = self._kept.get(number)
@@ -134,6 +135,7 @@ class Reader:
         if len(data) != size or hashlib.sha256(data).digest() != digest:
             raise ImageError(
                 f"{self.path}: {what} is damaged (its digest is not what the image says)",
-                "copy the image again from its source; `rvbundle verify` names all damaged parts",
+                "copy the image again from its source"
+                + ("" if what == "index" else "; `rvbundle verify` names all damaged parts"),
             )
         return data

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rvbundle_runtime import plan as planning
 from rvbundle_runtime import store
-from rvbundle_runtime.errors import HostError, ImageError, StoreError
+from rvbundle_runtime.errors import HostError, ImageError
 from rvbundle_runtime.host import CachePlace, Host, cache_place, read_host
 from rvbundle_runtime.image import Reader
 from rvbundle_runtime.options import RunOptions, parse_run
@@ -38,8 +38,8 @@ def run(host: Host, options: RunOptions, place: CachePlace, entry: tuple[str, ..
     from rvbundle_runtime import supervisor
 
     prepared, held = _prepare_and_hold(host, options, place, entry)
-    if options.verbose:
-        for choice in prepared.plan.choices:
+    for choice in prepared.plan.choices:
+        if options.verbose or choice.warn:
             print(f"rvbundle: {choice.what}: {choice.value} ({choice.reason})", file=sys.stderr)
     pager = None
     if prepared.cold:
@@ -69,11 +69,7 @@ def prepare(host: Host, options: RunOptions, place: CachePlace, entry: tuple[str
     """Unpack if need be, and plan; raises any RvbundleError of those parts."""
     image = Path(options.image)
     with Reader(image) as reader:
-        if reader.bound_to:
-            raise ImageError(
-                f"{image} is a cold pack, not an image",
-                "run the .rvb file that lies beside it (the one without .cold)",
-            )
+        refuse_cold_pack(reader)
         unpacked = store.find(place.base, reader.identity, host.arch)
         if unpacked is None:
             arch = planning.choose_arch(host, tuple(p.arch for p in reader.index().payloads), str(image))
@@ -103,6 +99,15 @@ def cold_beside(image: Path) -> Path:
     return image.with_name(f"{image.name.removesuffix('.rvb')}.cold.rvb")
 
 
+def refuse_cold_pack(reader: Reader) -> None:
+    """Raise ImageError if an image is expected and `reader` is of a cold pack."""
+    if reader.bound_to:
+        raise ImageError(
+            f"{reader.path} is a cold pack, not an image",
+            "run the .rvb file that lies beside it (the one without .cold)",
+        )
+
+
 def find_cold(image: Path, given: str | None, identity: str) -> tuple[Reader | None, planning.ColdPack]:
     """Open the cold pack that was named, or the one beside the image; one of another image is refused.
 
@@ -116,22 +121,17 @@ def find_cold(image: Path, given: str | None, identity: str) -> tuple[Reader | N
     except ImageError as error:
         if given:
             raise
-        return None, planning.ColdPack("", f"{path.name} is not usable: {error.message}")
+        return None, planning.ColdPack("", f"{path.name} is not usable: {error.message}", unusable=True)
     if reader.bound_to != identity:
         reader.close()
         why = f"{path.name} belongs to another image"
         if given:
             raise ImageError(why, "a cold pack fits only the image that it was built with")
-        return None, planning.ColdPack("", why)
+        return None, planning.ColdPack("", why, unusable=True)
     return reader, planning.ColdPack(str(path), "named" if given else "found beside the image")
 
 
 def _check_executable(root: Path) -> None:
-    stat = os.statvfs(root)
-    if stat.f_flag & os.ST_NOEXEC:
-        raise StoreError(
-            f"{root} is on a file system mounted noexec: nothing can be executed from it",
-            "set RVBUNDLE_CACHE to a folder on another file system",
-        )
+    store.check_executable(root)  # a cache may be mounted noexec after it was filled
     if not (root / "usr").is_dir():
         raise HostError(f"{root} holds no programs", "the image was not made by rvbundle build")

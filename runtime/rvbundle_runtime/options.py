@@ -22,6 +22,7 @@ OPTIONS: dict[str, tuple[str, bool]] = {
     "--verbose": ("", False),
 }
 _RESERVED = frozenset("usr app bin lib lib64 sbin proc dev sys run etc oldroot".split())
+_MEMORY_MIN = 8 << 20  # bytes; with less Python crashes at its start
 SHORT = {"-v": "--volume", "-e": "--env", "-m": "--memory"}
 
 
@@ -117,7 +118,7 @@ def make_options(
         volumes=tuple(parse_volume(text) for text in many.get("--volume", [])),
         env=tuple(parse_env(text) for text in many.get("--env", [])),
         devices=tuple(parse_device(text) for text in many.get("--device", [])),
-        memory=parse_size(single["--memory"]) if "--memory" in single else None,
+        memory=_parse_memory(single["--memory"]) if "--memory" in single else None,
         cold=single.get("--cold"),
         network=network,
         cwd="--no-cwd" not in single,
@@ -156,6 +157,16 @@ def parse_env(text: str) -> tuple[str, str | None]:
     if not name or not name.replace("_", "a").isalnum() or name[0].isdigit():
         raise UsageError(f"run: --env {text}: expected NAME=VALUE or NAME")
     return name, value if equals else None
+
+
+def _parse_memory(text: str) -> int:
+    size = parse_size(text)
+    if size < _MEMORY_MIN:
+        raise UsageError(
+            f"run: --memory {text}: too little for Python to start",
+            f"at least {_MEMORY_MIN >> 20}m; a number without a unit counts bytes",
+        )
+    return size
 
 
 def parse_size(text: str) -> int:

@@ -18,11 +18,12 @@ PAGER_SOCKET = "/run/rvbundle/pager"
 
 @dataclass(frozen=True)
 class Choice:
-    """One decision: what was chosen and why."""
+    """One decision: what was chosen and why. `warn`: the user should know even if nobody asked."""
 
     what: str
     value: str
     reason: str
+    warn: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class ColdPack:
-    """The cold pack that a run may use: its path ("" for none) and why it is that one."""
+    """The cold pack that a run may use: its path ("" for none) and why it is that one.
+
+    `unusable`: one lies beside the image, but is damaged or of another image.
+    """
 
     path: str
     reason: str
+    unusable: bool = False
 
 
 def choose_arch(host: Host, available: tuple[str, ...], image: str) -> str:
@@ -85,7 +90,7 @@ def make_plan(host: Host, root: str, info: PayloadInfo, options: RunOptions, col
         Choice("emulator", "none", "the payload is native"),
         Choice("sandbox", sandbox, why_sandbox),
         Choice("network", "on" if network else "off", why_network),
-        Choice("cold pack", cold.path or "none", cold.reason),
+        Choice("cold pack", cold.path or "none", cold.reason, warn=cold.unusable),
         Choice(
             "working folder",
             host.cwd if options.cwd or not confined else "empty",

@@ -103,7 +103,8 @@ def ensure(base: Path, reader: Reader, arch: str, progress: Progress | None = No
         have = ", ".join(p.arch for p in index.payloads) or "none"
         raise HostError(f"the image has no payload for {arch} (it has: {have})")
     info = describe(index, payload, reader.identity)
-    with _translated(base), _locked(_lock_path(base, reader.identity, arch)):
+    check_executable(base)
+    with translated(base, "unpack into"), _locked(_lock_path(base, reader.identity, arch)):
         found = find(base, reader.identity, arch)  # another run may have been faster
         if found:
             return found
@@ -112,6 +113,18 @@ def ensure(base: Path, reader: Reader, arch: str, progress: Progress | None = No
     if not found:
         raise StoreError(f"{base}: what was just unpacked is gone again")
     return Unpacked(found.root, found.info, found.lock, fresh=True)
+
+
+def check_executable(base: Path) -> None:
+    """Raise StoreError if no program can be executed from `base`, before much is written there."""
+    place = base
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if os.statvfs(place).f_flag & os.ST_NOEXEC:
+        raise StoreError(
+            f"{base} is on a file system mounted noexec: nothing can be executed from it",
+            "set RVBUNDLE_CACHE to a folder on another file system",
+        )
 
 
 def write_tree(
@@ -294,12 +307,15 @@ def prune(base: Path, keys: set[str] | None = None) -> tuple[list[Stored], list[
         if keys is not None and folder.name not in keys:
             continue
         stored = known.get(folder.name)
-        if _remove_unless_held(base, folder.name, folder):
+        with translated(base, "write into"):
+            gone = _remove_unless_held(base, folder.name, folder)
+        if gone:
             removed += [stored] if stored else []
         elif stored:
             busy.append(stored)
     for stray in sorted((base / "store" / "tmp").glob("*-*.*")) if keys is None else ():
-        _remove_unless_held(base, stray.name.partition(".")[0], stray)
+        with translated(base, "write into"):
+            _remove_unless_held(base, stray.name.partition(".")[0], stray)
     return removed, busy
 
 
@@ -320,19 +336,26 @@ def _remove_unless_held(base: Path, key: str, folder: Path) -> bool:
 
 
 @contextmanager
-def _translated(base: Path) -> Iterator[None]:
-    """Turn an OSError of the store's file system into a StoreError that says what to do."""
+def translated(base: Path, doing: str) -> Iterator[None]:
+    """Turn an OSError of the cache's file system into a StoreError that says what to do.
+
+    `doing` is what can't be done, such as "unpack into".
+    """
     hints = {
         errno.ENOSPC: "free some space (`rvbundle cache prune`), or set RVBUNDLE_CACHE to another folder",
         errno.EDQUOT: "your disk quota is used up: set RVBUNDLE_CACHE to another folder",
         errno.EROFS: "set RVBUNDLE_CACHE to a folder that can be written",
         errno.EACCES: "set RVBUNDLE_CACHE to a folder that you own",
         errno.EPERM: "set RVBUNDLE_CACHE to a folder that you own",
+        errno.ENOTDIR: "set RVBUNDLE_CACHE to a folder",
+        errno.EEXIST: "set RVBUNDLE_CACHE to a folder",
     }
     try:
         yield
     except OSError as error:
-        text = f"can't unpack into {base}: {error.strerror}"
+        text = f"can't {doing} {base}: {error.strerror}"
+        if error.filename and not Path(os.fsdecode(error.filename)).is_relative_to(base):
+            raise StoreError(f"{os.fsdecode(error.filename)}: {error.strerror}") from None
         raise StoreError(text, hints.get(error.errno or 0, "")) from None
 
 

@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import sys
+import time
 from dataclasses import dataclass, replace
 
 from rvbundle_runtime import sandbox
@@ -27,6 +28,7 @@ _WAITED = frozenset({signal.SIGCHLD, *_FORWARDED})
 # foreground group, so it must not be forwarded a second time): asm-generic/siginfo.h
 _SI_KERNEL = 0x80
 _EXEC_FAILED = 127
+_THREAD_EXIT_POLLS = 5000  # of a millisecond each
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ def _run_confined(plan: Plan, pager: Pager | None, old_mask: set[int | signal.Si
 
 def _unshare_outer(plan: Plan, uid: int, gid: int) -> None:
     if plan.sandbox == NAMESPACES:
+        _wait_until_single_threaded()
         sys_.unshare(sys_.CLONE_NEWUSER | sys_.CLONE_NEWPID)
         for name, text in (
             ("setgroups", "deny"),
@@ -94,6 +97,17 @@ def _unshare_outer(plan: Plan, uid: int, gid: int) -> None:
                 file.write(text)
     else:
         sys_.unshare(sys_.CLONE_NEWPID)
+
+
+def _wait_until_single_threaded() -> None:
+    """Wait for the threads that have unpacked the image: Python's join returns before the kernel's exit.
+
+    unshare(CLONE_NEWUSER) says EINVAL to a process with more than one thread.
+    """
+    for _ in range(_THREAD_EXIT_POLLS):
+        if len(os.listdir("/proc/self/task")) == 1:
+            return
+        time.sleep(0.001)
 
 
 def _supervise(
@@ -170,7 +184,11 @@ def _start(plan: Plan, old_mask: set[int | signal.Signals]) -> int:
     with os.fdopen(reading, "rb") as pipe:
         failure = pipe.read().decode()
     if failure:
-        raise SandboxError(f"the agent could not be started: {failure}")
+        raise SandboxError(
+            f"the agent could not be started: {failure}",
+            "was a part of the unpacked image removed? `rvbundle cache prune --images` lets it be "
+            "unpacked anew",
+        )
     return agent
 
 

@@ -223,7 +223,7 @@ def test_extract_onto_a_file(image: Path, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(StoreError) as caught:
         inspection.extract(image, tmp_path / "out")
-    assert caught.value.message == f"{tmp_path}/out is not empty"
+    assert caught.value.message == f"{tmp_path}/out is a file"
 
 
 def test_extract_where_nothing_can_be_written(image: Path) -> None:

@@ -17,7 +17,7 @@ LOCK = Lock(
     ("torch==2.13.0", "numpy"),
     (LockedPackage("numpy", "2.4.6", HEX), LockedPackage("torch", "2.13.0", HEX)),
 )
-AGAIN = "write it anew: rvbundle lock"
+AGAIN = "write it anew: rvbundle lock recipe.toml"
 
 
 def recipe(folder: Path, *requires: str, python: str = "3.11") -> Recipe:
@@ -82,17 +82,23 @@ def test_digest_depends_on_everything() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("format = ", "recipe.lock: damaged: TOMLDecodeError "),
-        ("", "recipe.lock: damaged: KeyError 'format'"),
+        ("format = ", "recipe.lock: damaged: not valid TOML: "),
+        ("", "recipe.lock: damaged: 'format' is missing"),
         ("format = 2\n", "recipe.lock: lock format 2 is not 1"),
-        ('format = 1\npython = "3.11"\n', "recipe.lock: damaged: KeyError 'requires'"),
-        ("format = 1\npython = '3.11'\nrequires = 5\n", "recipe.lock: damaged: TypeError "),
+        ('format = 1\npython = "3.11"\n', "recipe.lock: damaged: 'requires' is missing"),
+        ("format = 1\npython = '3.11'\nrequires = 5\n", "recipe.lock: damaged: a value has the wrong type"),
         (lock.dumps(LOCK).replace(f'"{HEX}"', '""'), "recipe.lock: numpy has no SHA-256 digest"),
         (lock.dumps(LOCK).replace(HEX, HEX.upper()), "recipe.lock: numpy has no SHA-256 digest"),
         (lock.dumps(LOCK).replace(HEX, HEX[:-1]), "recipe.lock: numpy has no SHA-256 digest"),
-        (lock.dumps(LOCK).replace("version =", "vers ="), "recipe.lock: damaged: KeyError 'version'"),
-        ("format = 1\npython = '3'\nrequires = []\npackage = 3\n", "recipe.lock: damaged: TypeError "),
-        ("format = 1\npython = '3'\nrequires = []\npackage = ['x']\n", "recipe.lock: damaged: TypeError "),
+        (lock.dumps(LOCK).replace("version =", "vers ="), "recipe.lock: damaged: 'version' is missing"),
+        (
+            "format = 1\npython = '3'\nrequires = []\npackage = 3\n",
+            "recipe.lock: damaged: a value has the wrong type",
+        ),
+        (
+            "format = 1\npython = '3'\nrequires = []\npackage = ['x']\n",
+            "recipe.lock: damaged: a value has the wrong type",
+        ),
     ],
     ids=[
         "no toml",
@@ -136,7 +142,7 @@ def test_made_for_another_request(tmp_path: Path, requires: tuple[str, ...], pyt
     assert caught.value.message == (
         f"{tmp_path}/recipe.lock was made for other requirements than those in recipe.toml"
     )
-    assert caught.value.hint == AGAIN
+    assert caught.value.hint == f"write it anew: rvbundle lock {tmp_path}/recipe.toml"
 
 
 def test_unreadable(tmp_path: Path) -> None:

@@ -247,14 +247,14 @@ BAD = [
         replaced('entry = "play.py"', 'entry = "play.py"\ninclude = "*.pt"'),
         5,
         "[agent] include: expected a list of strings, found a string",
-        "",
+        'write it in brackets: include = ["*.pt"]',
         id="include no list",
     ),
     pytest.param(
         replaced('version = "3.11"', "version = 3.11"),
         7,
-        "[python] version: expected a string, found a float",
-        "",
+        "[python] version: expected a string, found a number",
+        'write it in quotes: version = "3.11"',
         id="python as a number",
     ),
     pytest.param(
@@ -275,14 +275,14 @@ BAD = [
         replaced('version = "3.11"', 'version = "3.11"\nrequires = "torch"'),
         8,
         "[python] requires: expected a list of strings, found a string",
-        "",
+        'write it in brackets: requires = ["torch"]',
         id="requires no list",
     ),
     pytest.param(
         replaced('version = "3.11"', 'version = "3.11"\nrequires = [1]'),
         8,
-        "[python] requires: expected a list of strings, found a list",
-        "",
+        "[python] requires: expected a list of strings, found a number in it",
+        'write it in quotes: "1"',
         id="requires numbers",
     ),
     pytest.param(
@@ -312,7 +312,7 @@ BAD = [
     pytest.param(
         MINIMAL + "golden = 1\n",
         10,
-        "[trace] golden: expected a boolean, found a int",
+        "[trace] golden: expected a boolean, found a number",
         "",
         id="golden a number",
     ),
@@ -340,7 +340,9 @@ BAD = [
         "network belongs to [run]",
         id="in the wrong table",
     ),
-    pytest.param(MINIMAL + "[trimm]\n", 10, "trimm: unknown key", "did you mean trim?", id="unknown table"),
+    pytest.param(
+        MINIMAL + "[trimm]\n", 10, "[trimm]: unknown table", "did you mean [trim]?", id="unknown table"
+    ),
     pytest.param(
         MINIMAL + '[trim]\nlevel = "all"\n',
         11,
@@ -351,8 +353,8 @@ BAD = [
     pytest.param(
         MINIMAL + "[run]\nenv = { A = 1 }\n",
         11,
-        "[run] env: expected a table of strings, found a table",
-        "",
+        "[run] env: expected a table of strings, found a number in it",
+        'write it in quotes: "1"',
         id="env numbers",
     ),
     pytest.param(
@@ -380,7 +382,7 @@ BAD = [
         replaced("[[trace]]", "[trace]"),
         9,
         "trace: expected a list of tables, found a table",
-        "",
+        "write it in double brackets: [[trace]]",
         id="table for a list",
     ),
     pytest.param(
@@ -419,7 +421,7 @@ def test_no_toml(write: Write) -> None:
     path = write("[agent\n")
     with pytest.raises(RecipeError) as caught:
         load(path)
-    assert caught.value.message.startswith(f"{path}: not valid TOML: ")
+    assert caught.value.message.startswith(f"{path}:1: not valid TOML: ")
     assert "line 1" in caught.value.message
 
 
@@ -428,7 +430,7 @@ def test_no_utf_8(write: Write) -> None:
     path.write_bytes(b'[agent]\nname = "\xff"\n')
     with pytest.raises(RecipeError) as caught:
         load(path)
-    assert caught.value.message == f"{path}: not UTF-8 text (byte 16)"
+    assert caught.value.message == f"{path}:2: not UTF-8 text"
 
 
 def test_no_recipe(tmp_path: Path) -> None:

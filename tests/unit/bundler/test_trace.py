@@ -167,7 +167,7 @@ def test_success_is_no_failure() -> None:
         (
             Finished("cmd", -11, b"", ""),
             WORKLOAD,
-            "trace workload 2 (--n 3) was ended by signal 11 in the frozen tree; it must end with 0:\n",
+            "trace workload 2 (--n 3) was ended by SIGSEGV in the frozen tree; it must end with 0",
             "it starts in an empty working folder",
         ),
         (

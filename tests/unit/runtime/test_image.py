@@ -238,9 +238,7 @@ def test_swapped_indices_are_refused(tmp_path: Path, image: Path) -> None:
     with Reader(path) as reader, pytest.raises(ImageError) as caught:
         reader.index()
     assert caught.value.message == f"{path}: index is damaged (its digest is not what the image says)"
-    assert caught.value.hint == (
-        "copy the image again from its source; `rvbundle verify` names all damaged parts"
-    )
+    assert caught.value.hint == "copy the image again from its source"
 
 
 @pytest.mark.parametrize("claimed", [0, 1, 256 << 20], ids=["zero", "one", "256 MiB"])

@@ -91,7 +91,7 @@ def test_cold_pack_of_another_image(image: Path) -> None:
     path = cold_pack(image.with_name("demo-1.0.cold.rvb"), "ab" * 32)
     assert launch.find_cold(image, None, identity(image)) == (
         None,
-        ColdPack("", "demo-1.0.cold.rvb belongs to another image"),
+        ColdPack("", "demo-1.0.cold.rvb belongs to another image", unusable=True),
     )
     with pytest.raises(ImageError) as caught:
         launch.find_cold(image, str(path), identity(image))
