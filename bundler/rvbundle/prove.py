@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rvbundle import process
@@ -26,8 +27,10 @@ def prove(recipe: Recipe, frozen: Frozen, agent: StagedAgent, trace: Trace, imag
             os.link(image, alone)
         except OSError:
             shutil.copyfile(image, alone)
-        for number, workload in enumerate(recipe.workloads, 1):
-            found = _run(alone, workload, number, Path(scratch))
+        numbered = list(enumerate(recipe.workloads, 1))
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # each in a sandbox of its own
+            outputs = list(pool.map(lambda pair: _run(alone, pair[1], pair[0], Path(scratch)), numbered))
+        for (number, workload), found in zip(numbered, outputs, strict=True):
             if workload.golden:
                 expected = trace.workloads[number - 1].stdout
                 difference = compare(expected, found, workload.tolerance)
