@@ -272,6 +272,3 @@ def _emit(value: Any, printer: Any, as_json: bool) -> None:
 
 def _mib(size: int) -> str:
     return f"{size / (1 << 20):.1f} MiB"
-
-
-__all__ = ["Host", "invoke"]

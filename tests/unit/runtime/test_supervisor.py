@@ -154,7 +154,10 @@ def test_signals_reach_the_agent() -> None:
 def test_signal_handling_of_the_agent_is_the_usual() -> None:
     """Python ignores SIGPIPE and SIGXFSZ, and the supervisor blocks what it waits for."""
     done = run("/bin/sh", "-c", "grep -E 'SigBlk|SigIgn' /proc/self/status")
-    assert done.stdout.splitlines()[:2] == ["SigBlk:\t0000000000000000", "SigIgn:\t0000000000000000"]
+    blocked, ignored = (int(line.split()[1], 16) for line in done.stdout.splitlines()[:2])
+    assert blocked == 0
+    # others may be ignored by what runs the tests, and are then passed on
+    assert not ignored & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1))
 
 
 def test_mask_is_restored() -> None:
