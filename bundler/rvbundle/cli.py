@@ -13,7 +13,7 @@ from rvbundle import __version__
 from rvbundle.progress import Progress
 from rvbundle_runtime import launch
 from rvbundle_runtime.errors import RvbundleError
-from rvbundle_runtime.host import CachePlace, Host, cache_place, read_host
+from rvbundle_runtime.host import CachePlace, cache_place, read_host
 from rvbundle_runtime.options import make_options
 
 app = typer.Typer(
