@@ -9,6 +9,7 @@ Every stage takes frozen values and returns one; its result lies in the build ca
 import contextlib
 import errno
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -33,28 +34,44 @@ from rvbundle.trace import Trace
 from rvbundle_runtime import store
 from rvbundle_runtime.errors import StoreError
 
+SEPARATE, EMBED, DROP = "separate", "embed", "drop"
+COLD = (SEPARATE, EMBED, DROP)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a build is asked for beside the recipe.
+
+    `output` is the folder for its files, `cold` where the cold pack goes (beside the image, into its file, or
+    nowhere: see COLD), `recorded` the paths that runs had to restore and that shall be hot.
+    """
+
+    output: Path
+    cold: str = SEPARATE
+    recorded: frozenset[str] = frozenset()
+
 
 @dataclass(frozen=True)
 class Built:
     """What a build made: paths, sizes in bytes, its time in seconds."""
 
     image: Path
-    cold: Path
+    cold: Path | None
     identity: str
     image_size: int
     cold_size: int
     seconds: float
 
 
-def build(recipe: Recipe, output: Path, cache_base: Path, progress: Progress) -> Built:
-    """Build `recipe` into the folder `output`; raises any RvbundleError of the stages, and StoreError."""
-    _check_output(output)
+def build(recipe: Recipe, wanted: Wanted, cache_base: Path, progress: Progress) -> Built:
+    """Build `recipe` as `wanted`; raises any RvbundleError of the stages, and StoreError."""
+    _check_output(wanted.output)
     store.check_executable(cache_base)
     with store.translated(cache_base, "write into"):
-        return _build(recipe, output, cache_base, progress)
+        return _build(recipe, wanted, cache_base, progress)
 
 
-def _build(recipe: Recipe, output: Path, cache_base: Path, progress: Progress) -> Built:
+def _build(recipe: Recipe, wanted: Wanted, cache_base: Path, progress: Progress) -> Built:
     started = time.monotonic()
     cache = StageCache(cache_base, recipe.name)
     interpreter = environment.find_interpreter(recipe.python, os.environ)
@@ -66,9 +83,11 @@ def _build(recipe: Recipe, output: Path, cache_base: Path, progress: Progress) -
         agent = _stage_agent(recipe, interpreter, cache)
         record = _trace(recipe, frozen, agent, cache, progress)
         reached = _analysis(graph, env, frozen, agent, progress)
-    built = _image(recipe, frozen, agent, record, reached, output, cache, progress)
+    folder = _image(recipe, frozen, agent, record, reached, wanted.recorded, cache, progress)
     cache.remember()
-    return Built(*built, seconds=time.monotonic() - started)
+    image, beside, size, cold_size = _deliver_both(recipe, folder, wanted)
+    identity = (folder / "identity").read_text()
+    return Built(image, beside, identity, size, cold_size, time.monotonic() - started)
 
 
 def get_lock(recipe: Recipe, interpreter: Interpreter, cache: StageCache, progress: Progress) -> lock.Lock:
@@ -223,10 +242,10 @@ def _image(
     agent: StagedAgent,
     record: Trace,
     reached: Reach,
-    output: Path,
+    recorded: frozenset[str],
     cache: StageCache,
     progress: Progress,
-) -> tuple[Path, Path, str, int, int]:
+) -> Path:
     from rvbundle.split import split
 
     key: Key = {
@@ -236,12 +255,13 @@ def _image(
         "recipe": [recipe.name, recipe.version, recipe.network, recipe.env],
         "trim": [recipe.trim, list(recipe.keep_modules), list(recipe.keep_files)],
         "workloads": [[list(w.args), w.golden, w.tolerance] for w in recipe.workloads],
+        "recorded": sorted(recorded),
         "rvbundle": _code_digest(),
     }
-    names = f"{recipe.file_stem}.rvb", f"{recipe.file_stem}.cold.rvb"
+    names = _file_names(recipe)
 
     def make(folder: Path) -> None:
-        both = contents(frozen, agent, split(recipe, frozen, record, reached))
+        both = contents(frozen, agent, split(recipe, frozen, record, reached, recorded))
         payload = PayloadMeta(
             frozen.arch, "wheels", frozen.python_version, agent.argv, frozen.libdir, frozen.packages
         )
@@ -267,9 +287,37 @@ def _image(
     if cached.reused:
         with progress.phase("pack and prove") as phase:
             _note(phase, cached, "")
-    image, cold = (_deliver(cached.folder / name, output / name) for name in names)
-    identity = (cached.folder / "identity").read_text()
-    return image, cold, identity, image.stat().st_size, cold.stat().st_size
+    return cached.folder
+
+
+def _file_names(recipe: Recipe) -> tuple[str, str]:
+    return f"{recipe.file_stem}.rvb", f"{recipe.file_stem}.cold.rvb"
+
+
+def _deliver_both(recipe: Recipe, folder: Path, wanted: Wanted) -> tuple[Path, Path | None, int, int]:
+    """Put image and cold pack where they are wanted; return both paths and their sizes in bytes."""
+    hot_name, cold_name = _file_names(recipe)
+    size, cold_size = ((folder / name).stat().st_size for name in (hot_name, cold_name))
+    output = wanted.output
+    if wanted.cold == EMBED:
+        # A reader finds an image from the end of its file, and before it the cold pack by its own end.
+        whole = folder / f"{hot_name}.whole"
+        if not whole.exists():
+            _concatenate([folder / cold_name, folder / hot_name], whole)
+        return _deliver(whole, output / hot_name), None, size, cold_size
+    image = _deliver(folder / hot_name, output / hot_name)
+    if wanted.cold == DROP:
+        return image, None, size, 0
+    return image, _deliver(folder / cold_name, output / cold_name), size, cold_size
+
+
+def _concatenate(parts: list[Path], target: Path) -> None:
+    temporary = target.with_name(f".{target.name}.tmp")
+    with temporary.open("wb") as out:
+        for part in parts:
+            with part.open("rb") as file:
+                shutil.copyfileobj(file, out, 1 << 20)
+    temporary.rename(target)
 
 
 def _code_digest() -> str:
@@ -301,8 +349,6 @@ def _deliver(source: Path, target: Path) -> Path:
 
 
 def _place(source: Path, target: Path) -> None:
-    import shutil
-
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and target.samefile(source):
         return

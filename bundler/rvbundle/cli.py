@@ -12,7 +12,7 @@ import typer
 from rvbundle import __version__
 from rvbundle.progress import Progress
 from rvbundle_runtime import launch
-from rvbundle_runtime.errors import RvbundleError
+from rvbundle_runtime.errors import RvbundleError, UsageError
 from rvbundle_runtime.host import CachePlace, cache_place, read_host
 from rvbundle_runtime.options import make_options
 
@@ -78,6 +78,19 @@ def build(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The folder for the image and its cold pack.")
     ] = Path("dist"),
+    cold: Annotated[
+        str,
+        typer.Option(
+            metavar="separate|embed|drop",
+            help="Where the cold pack goes: beside the image, into its file, or nowhere.",
+        ),
+    ] = "separate",
+    with_record: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--with-record", metavar="FILE", help="Keep what a run had to restore (run --record FILE)."
+        ),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Say which stage was reused, or why it was not.")
     ] = False,
@@ -87,15 +100,23 @@ def build(
     from rvbundle import recipe as recipes
 
     loaded = recipes.load(recipe)
+    if cold not in ("separate", "embed", "drop"):
+        raise UsageError(f"build: --cold {cold}: expected separate, embed or drop")
+    from rvbundle.build import Wanted
     from rvbundle.build import build as run_build  # late: a wrong recipe is said at once
+    from rvbundle.record import read_records
 
-    built = run_build(loaded, output, _place().base, Progress(verbose))
+    wanted = Wanted(output, cold, read_records(with_record or []))
+    built = run_build(loaded, wanted, _place().base, Progress(verbose))
     if as_json:
         value = {key: str(v) if isinstance(v, Path) else v for key, v in vars(built).items()}
         print(json.dumps(value))
     else:
         print(f"{built.image}  {_mib(built.image_size)}  in {built.seconds:.1f} s")
-        print(f"{built.cold}  {_mib(built.cold_size)}")
+        if built.cold:
+            print(f"{built.cold}  {_mib(built.cold_size)}")
+        elif built.cold_size:
+            print(f"with its cold pack inside  {_mib(built.cold_size)}")
 
 
 @app.command(
@@ -124,6 +145,10 @@ def run(
         str | None,
         typer.Option("--cold", metavar="FILE", help="The cold pack, if it is not beside the image."),
     ] = None,
+    record: Annotated[
+        str | None,
+        typer.Option("--record", metavar="FILE", help="Write what had to be restored, for the next build."),
+    ] = None,
     network: Annotated[bool, typer.Option("--network", help="Give the agent the network.")] = False,
     no_network: Annotated[
         bool, typer.Option("--no-network", help="Take it away, whatever the recipe says.")
@@ -140,7 +165,7 @@ def run(
 
     Everything after IMAGE belongs to the agent; its exit code is passed on.
     """
-    single = {"--memory": memory, "--cold": cold}
+    single = {"--memory": memory, "--cold": cold, "--record": record}
     flags = {
         "--network": network,
         "--no-network": no_network,

@@ -13,7 +13,7 @@ from rvbundle_runtime import store
 from rvbundle_runtime.errors import ImageError, RvbundleError
 from rvbundle_runtime.host import CachePlace, Host
 from rvbundle_runtime.image import Reader
-from rvbundle_runtime.launch import cold_beside, find_cold, refuse_cold_pack
+from rvbundle_runtime.launch import find_cold, refuse_cold_pack
 from rvbundle_runtime.options import RunOptions
 
 
@@ -37,6 +37,11 @@ def explain(path: Path, host: Host, place: CachePlace) -> dict[str, Any]:
             choices, argv = [], list(info.argv)
             refused = {"message": error.message, "hint": error.hint}
         where = "unpacked there already" if unpacked else "will be unpacked there at the first run"
+        had = store.restored(unpacked) if unpacked else []
+        if had:
+            value = f"{len(had)} files"
+            reason = "runs needed them: `run --record FILE`, then `build --with-record FILE` keeps them"
+            choices.append({"what": "restored", "value": value, "reason": reason})
         choices.append({"what": "store", "value": str(place.base), "reason": f"{place.reason}; {where}"})
         counts = [_reasons(reader), None]
         if cold:
@@ -72,16 +77,18 @@ def explain_files(path: Path, pattern: str) -> list[dict[str, Any]]:
     `pattern` is a glob for the path, with or without what comes before the package's own name.
     """
     rows = []
-    for side, file in (("hot", path), ("cold", cold_beside(path))):
-        if not file.exists():
-            continue
-        with Reader(file) as reader:
+    with Reader(path) as image:
+        cold, _ = (None, None) if image.bound_to else find_cold(path, None, image.identity)
+        sides = [("cold" if image.bound_to else "hot", image), *([("cold", cold)] if cold else [])]
+        for side, reader in sides:
             for payload in reader.index().payloads:
                 rows += [
                     {"path": e.path, "kind": e.kind, "side": side, "reason": payload.reasons[e.reason]}
                     for e in payload.entries
                     if _matches(e, pattern)
                 ]
+        if cold:
+            cold.close()
     return sorted(rows, key=lambda row: (row["path"], row["kind"]))
 
 

@@ -51,6 +51,7 @@ def inspect(path: Path, files: bool) -> dict[str, Any]:
             "bound_to": reader.bound_to or None,
             "created_by": index.created_by,
             "size": reader.footer.image_size,
+            "before": reader.start,
             "network": index.network,
             "env": index.env,
             "details": index.details,
@@ -118,6 +119,8 @@ def print_report(report: dict[str, Any]) -> None:
     about = f"  {report['kind']}, {_mib(report['size'])}, by {report['created_by']}"
     console.print(line((f"{report['name']} {report['version']}", "bold"), about))
     console.print(f"identity  {report['identity']}")
+    if report["before"]:
+        console.print(f"{_mib(report['before'])} stand before it in the file (a cold pack inside?)")
     if report["bound_to"]:
         console.print(f"belongs to image  {report['bound_to']}")
     for payload in report["payloads"]:
@@ -148,50 +151,60 @@ def _table(title: str, rows: list[dict[str, Any]], key: str) -> Table:
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """Check every digest of a file and of the cold pack beside it; raises ImageError naming the damage."""
-    checked = [_verify_one(path)]
-    beside = cold_beside(path)
-    if beside.exists() and beside != path:
-        cold = _verify_one(beside)
-        if cold["bound_to"] != checked[0]["identity"]:
-            raise ImageError(
-                f"{beside} belongs to another image than {path}", "build both again, or remove it"
-            )
-        checked.append(cold)
+    """Check every digest of a file, and of its cold pack beside or inside it.
+
+    Raises ImageError naming the damage.
+    """
+    with Reader(path) as reader:
+        checked = [_verify_one(reader)]
+        beside = cold_beside(path)
+        if beside.exists() and beside != path:
+            with Reader(beside) as cold:
+                checked.append(_verify_one(cold))
+            if checked[1]["bound_to"] != reader.identity:
+                raise ImageError(
+                    f"{beside} belongs to another image than {path}", "build both again, or remove it"
+                )
+        elif not reader.bound_to:
+            inside, _ = find_cold(path, None, reader.identity)
+            if inside:
+                with inside:
+                    checked.append(_verify_one(inside))
     return {"verified": checked}
 
 
-def _verify_one(path: Path) -> dict[str, Any]:
+def _verify_one(reader: Reader) -> dict[str, Any]:
     damaged = []
-    with Reader(path) as reader:
-        index = reader.index()
-        decode = decoder()
-        for number, frame in enumerate(index.frames):
-            try:
-                decode(reader.compressed_frame(number), frame.raw_size)
-            except (ImageError, ValueError):
-                damaged.append(number)
-        bad = [
-            entry.path
-            for payload in index.payloads
-            for entry in payload.entries
-            if entry.blob >= 0 and _is_bad(reader, entry.blob, set(damaged))
-        ]
-        if damaged or bad:
-            shown = "".join(f"\n    {name}" for name in bad[:20])
-            more = f"\n    … and {len(bad) - 20} more" if len(bad) > 20 else ""
-            raise ImageError(
-                f"{path} is damaged in {len(damaged)} of {len(index.frames)} frames; files that are affected:"
-                f"{shown}{more}",
-                "copy it again from its source",
-            )
-        return {
-            "file": str(path),
-            "identity": reader.identity,
-            "bound_to": reader.bound_to,
-            "frames": len(index.frames),
-            "blobs": len(index.blobs),
-        }
+    path = reader.path
+    index = reader.index()
+    decode = decoder()
+    for number, frame in enumerate(index.frames):
+        try:
+            decode(reader.compressed_frame(number), frame.raw_size)
+        except (ImageError, ValueError):
+            damaged.append(number)
+    bad = [
+        entry.path
+        for payload in index.payloads
+        for entry in payload.entries
+        if entry.blob >= 0 and _is_bad(reader, entry.blob, set(damaged))
+    ]
+    if damaged or bad:
+        shown = "".join(f"\n    {name}" for name in bad[:20])
+        more = f"\n    … and {len(bad) - 20} more" if len(bad) > 20 else ""
+        raise ImageError(
+            f"{path} is damaged in {len(damaged)} of {len(index.frames)} frames; files that are affected:"
+            f"{shown}{more}",
+            "copy it again from its source",
+        )
+    return {
+        "file": str(path),
+        "kind": "cold pack" if reader.bound_to else "image",
+        "identity": reader.identity,
+        "bound_to": reader.bound_to,
+        "frames": len(index.frames),
+        "blobs": len(index.blobs),
+    }
 
 
 def _is_bad(reader: Reader, blob: int, damaged: set[int]) -> bool:
@@ -207,7 +220,7 @@ def _is_bad(reader: Reader, blob: int, damaged: set[int]) -> bool:
 def print_verified(report: dict[str, Any]) -> None:
     """Print what `verify` returned."""
     for row in report["verified"]:
-        print(f"{row['file']}: intact ({row['frames']} frames, {row['blobs']} blobs)")
+        print(f"{row['file']}: intact ({row['kind']}, {row['frames']} frames, {row['blobs']} blobs)")
 
 
 @dataclass(frozen=True)

@@ -85,16 +85,25 @@ class Split:
     cold_list: str
 
 
-def split(recipe: Recipe, frozen: Frozen, trace: Trace, reach: Reach) -> Split:
-    """Place every file of `frozen`."""
-    opened = trace.opened_by()
-    placer = _Placer(recipe, frozen, opened, reach)
+def split(
+    recipe: Recipe, frozen: Frozen, trace: Trace, reach: Reach, recorded: frozenset[str] = frozenset()
+) -> Split:
+    """Place every file of `frozen`; `recorded` are paths that runs had to restore."""
+    placer = _Placer(recipe, frozen, trace.opened_by(), reach, recorded)
     placed = tuple(placer.place(file) for file in frozen.files)
     return Split(placed, cold_list(frozen, placed))
 
 
 class _Placer:
-    def __init__(self, recipe: Recipe, frozen: Frozen, opened: Mapping[str, int], reach: Reach) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        frozen: Frozen,
+        opened: Mapping[str, int],
+        reach: Reach,
+        recorded: frozenset[str],
+    ) -> None:
+        self._recorded = recorded
         self._recipe = recipe
         self._frozen = frozen
         self._opened = opened
@@ -115,6 +124,8 @@ class _Placer:
         hot = self._kept(file)
         if hot is None and file.path in self._opened:
             hot = f"opened by trace {self._opened[file.path]}{self._and_reach(file)}"
+        if hot is None and file.path in self._recorded:
+            hot = "restored in a recorded run"
         if hot is None:
             hot = self._by_rule(file)
         if hot is not None:

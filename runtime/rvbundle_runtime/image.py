@@ -17,8 +17,8 @@ _FRAMES_KEPT = 4  # decoded frames that a reader keeps: neighbours are asked for
 class Reader:
     """An open image or cold pack; safe to share between threads except for `read_blob`."""
 
-    def __init__(self, path: Path) -> None:
-        """Open `path` and check its footer and header.
+    def __init__(self, path: Path, end: int | None = None) -> None:
+        """Open `path` and check its footer and header; `end` is where the image ends, if not the file.
 
         Raises ImageError if it is missing, is no image, or is damaged there.
         """
@@ -28,11 +28,11 @@ class Reader:
         except OSError as error:
             raise ImageError(f"can't open {path}: {error.strerror}") from None
         try:
-            size = os.fstat(self.fd).st_size
+            size = os.fstat(self.fd).st_size if end is None else end
             tail = os.pread(self.fd, fmt.FOOTER_SIZE, max(0, size - fmt.FOOTER_SIZE))
             self.footer = fmt.parse_footer(tail, size)
-            self._base = size - self.footer.image_size
-            fmt.check_header(os.pread(self.fd, fmt.HEADER.size, self._base))
+            self.start = size - self.footer.image_size
+            fmt.check_header(os.pread(self.fd, fmt.HEADER.size, self.start))
         except ImageError as error:
             os.close(self.fd)
             raise ImageError(f"{path}: {error.message}", error.hint) from None
@@ -129,7 +129,7 @@ class Reader:
 
     def _checked(self, what: str, offset: int, size: int, digest: bytes) -> bytes:
         try:
-            data = os.pread(self.fd, size, self._base + offset)
+            data = os.pread(self.fd, size, self.start + offset)
         except OSError as error:
             raise ImageError(f"can't read {self.path}: {error.strerror}") from None
         if len(data) != size or hashlib.sha256(data).digest() != digest:

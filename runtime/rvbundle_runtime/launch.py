@@ -7,10 +7,12 @@ from pathlib import Path
 
 from rvbundle_runtime import plan as planning
 from rvbundle_runtime import store
-from rvbundle_runtime.errors import HostError, ImageError
+from rvbundle_runtime.errors import HostError, ImageError, StoreError
 from rvbundle_runtime.host import CachePlace, Host, cache_place, read_host
 from rvbundle_runtime.image import Reader
 from rvbundle_runtime.options import RunOptions, parse_run
+
+RECORD_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,29 @@ def run(host: Host, options: RunOptions, place: CachePlace, entry: tuple[str, ..
 
         pager = Pager(prepared.cold, prepared.plan.info.arch, prepared.plan.root)
     outcome = supervisor.run(prepared.plan, pager)
+    if options.record:
+        _write_record(Path(options.record), prepared.unpacked)
     if held is not None:
         os.close(held)
     return supervisor.die_like(outcome)
+
+
+def _write_record(path: Path, unpacked: store.Unpacked) -> None:
+    """Write what this and earlier runs had to restore; raises StoreError."""
+    import json
+
+    info = unpacked.info
+    value = {
+        "format": RECORD_FORMAT,
+        "name": info.name,
+        "version": info.version,
+        "image": info.identity,
+        "restored": store.restored(unpacked),
+    }
+    try:
+        path.write_text(json.dumps(value, indent=1) + "\n")
+    except OSError as error:
+        raise StoreError(f"can't write the record {path}: {error.strerror}") from None
 
 
 def _prepare_and_hold(
@@ -109,26 +131,44 @@ def refuse_cold_pack(reader: Reader) -> None:
 
 
 def find_cold(image: Path, given: str | None, identity: str) -> tuple[Reader | None, planning.ColdPack]:
-    """Open the cold pack that was named, or the one beside the image; one of another image is refused.
+    """Open the cold pack that was named, or lies beside the image or inside its file.
 
-    Raises ImageError only for one that was named.
+    Raises ImageError only for one that was named; one of another image is never taken.
     """
     path = Path(given) if given else cold_beside(image)
-    if not given and not path.exists():
-        return None, planning.ColdPack("", f"there is no {path.name} beside the image")
+    why, unusable = f"there is no {path.name} beside the image", False
+    if given or path.exists():
+        try:
+            reader = Reader(path)
+        except ImageError as error:
+            if given:
+                raise
+            why, unusable = f"{path.name} is not usable: {error.message}", True
+        else:
+            if reader.bound_to == identity:
+                return reader, planning.ColdPack(str(path), "named" if given else "found beside the image")
+            reader.close()
+            why, unusable = f"{path.name} belongs to another image", True
+            if given:
+                raise ImageError(why, "a cold pack fits only the image that it was built with")
+    inside = _cold_inside(image, identity)
+    if inside:
+        return inside, planning.ColdPack(str(image), "it is inside the image's file")
+    return None, planning.ColdPack("", why, unusable)
+
+
+def _cold_inside(image: Path, identity: str) -> Reader | None:
+    """Return the cold pack that stands before the image in its file (`build --cold embed`), if one does."""
     try:
-        reader = Reader(path)
-    except ImageError as error:
-        if given:
-            raise
-        return None, planning.ColdPack("", f"{path.name} is not usable: {error.message}", unusable=True)
-    if reader.bound_to != identity:
-        reader.close()
-        why = f"{path.name} belongs to another image"
-        if given:
-            raise ImageError(why, "a cold pack fits only the image that it was built with")
-        return None, planning.ColdPack("", why, unusable=True)
-    return reader, planning.ColdPack(str(path), "named" if given else "found beside the image")
+        with Reader(image) as reader:
+            start = reader.start
+        cold = Reader(image, start) if start else None
+    except ImageError:
+        return None  # what stands before an image need not be a cold pack
+    if cold and cold.bound_to != identity:
+        cold.close()
+        return None
+    return cold
 
 
 def _check_executable(root: Path) -> None:

@@ -15,6 +15,7 @@ OPTIONS: dict[str, tuple[str, bool]] = {
     "--device": ("DEVICE", True),
     "--memory": ("SIZE", False),
     "--cold": ("FILE", False),
+    "--record": ("FILE", False),
     "--network": ("", False),
     "--no-network": ("", False),
     "--no-cwd": ("", False),
@@ -46,6 +47,7 @@ class RunOptions:
     devices: tuple[str, ...] = ()
     memory: int | None = None
     cold: str | None = None
+    record: str | None = None
     network: bool | None = None
     cwd: bool = True
     sandbox: bool = True
@@ -120,6 +122,7 @@ def make_options(
         devices=tuple(parse_device(text) for text in many.get("--device", [])),
         memory=_parse_memory(single["--memory"]) if "--memory" in single else None,
         cold=single.get("--cold"),
+        record=single.get("--record"),
         network=network,
         cwd="--no-cwd" not in single,
         sandbox="--no-sandbox" not in single,

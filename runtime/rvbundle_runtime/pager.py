@@ -15,6 +15,7 @@ import threading
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime.errors import ImageError
 from rvbundle_runtime.image import Reader
+from rvbundle_runtime.store import RESTORED_LIST
 from rvbundle_runtime.zstd import decoder
 
 RESTORED, NOT_IN_PACK, FAILED = 0, 1, 2
@@ -34,6 +35,7 @@ class Pager:
         self._cold = cold
         self._arch = arch
         self._root = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._log = _open_log(os.path.join(os.path.dirname(root), RESTORED_LIST))
         self._entries: dict[str, fmt.Entry] | None = None
         self._lock = threading.Lock()
         self._token = os.urandom(6).hex()  # every supervisor has process id 1
@@ -138,9 +140,18 @@ class Pager:
             finally:
                 os.close(fd)
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            if self._log is not None:
+                os.write(self._log, f"{entry.path}\n".encode())
         except OSError:
             os.unlink(temporary, dir_fd=folder)
             raise
+
+
+def _open_log(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError:  # a read-only store: nothing can be restored into it either
+        return None
 
 
 def _open_folder(root: int, parts: list[str]) -> int:

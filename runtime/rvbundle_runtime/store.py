@@ -21,6 +21,7 @@ from rvbundle_runtime import format as fmt
 from rvbundle_runtime.errors import HostError, StoreError
 from rvbundle_runtime.image import Reader
 
+RESTORED_LIST = "restored.txt"  # beside the tree: a line for each path that the pager has put into it
 _THREADS_MAX = 4  # more do not help: the disk and the page cache become the limit
 _SPARE = 16 << 20  # bytes that must stay free beside the payload itself
 
@@ -86,6 +87,15 @@ def find(base: Path, identity: str, arch: str) -> Unpacked | None:
     if not whole:
         return None  # absent, or damaged from outside: it is unpacked anew
     return Unpacked(folder / "root", info, _lock_path(base, identity, arch), fresh=False)
+
+
+def restored(unpacked: Unpacked) -> list[str]:
+    """Return the paths that runs have restored from the cold pack since the payload was unpacked."""
+    try:
+        text = (unpacked.root.parent / RESTORED_LIST).read_text()
+    except OSError:
+        return []
+    return sorted(set(text.splitlines()))
 
 
 def ensure(base: Path, reader: Reader, arch: str, progress: Progress | None = None) -> Unpacked:

@@ -260,3 +260,54 @@ def test_help_version_and_completion() -> None:
         assert name in text
         assert "Example" in run_cli(name, "--help").out or name == "cache"
     assert "complete" in run_cli("--show-completion", "bash", env={"SHELL": "/bin/bash"}).out.lower()
+
+
+def test_cold_pack_inside_the_file(probe: Path, tmp_path: Path) -> None:
+    """One file for everything: the cold pack stands before the image, and is found from its header."""
+    result = run_cli("build", probe, "-o", tmp_path / "out", "--cold", "embed")
+    assert result.code == 0, result.err
+    image = tmp_path / "out" / "probe-1.0.rvb"
+    assert [path.name for path in image.parent.iterdir()] == [image.name]
+    assert "with its cold pack inside" in result.out
+    env = {"RVBUNDLE_CACHE": str(tmp_path / "cache")}
+    assert run_cli("run", image, "load", "colorsys", env=env).out == "colorsys\n"
+    kinds = [row["kind"] for row in json.loads(run_cli("verify", image, "--json").out)["verified"]]
+    assert kinds == ["image", "cold pack"]
+    assert "it is inside the image's file" in run_cli("explain", image).out
+    assert run_cli("extract", image, tmp_path / "tree").out.endswith("whole\n")
+    separate = run_cli("build", probe, "-o", tmp_path / "two", "--json")
+    assert (
+        json.loads(separate.out)["identity"]
+        == json.loads(run_cli("inspect", image, "--json").out)["identity"]
+    )
+
+
+def test_no_cold_pack(probe: Path, tmp_path: Path) -> None:
+    result = run_cli("build", probe, "-o", tmp_path / "out", "--cold", "drop")
+    assert result.code == 0, result.err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["probe-1.0.rvb"]
+    wrong = run_cli("build", probe, "--cold", "hide")
+    assert (wrong.code, wrong.err) == (2, "error: build: --cold hide: expected separate, embed or drop\n")
+
+
+def test_learning_from_use(probe: Path, tmp_path: Path) -> None:
+    """What a run had to restore is written down, and the next build keeps it."""
+    env = {"RVBUNDLE_CACHE": str(tmp_path / "cache")}
+    assert run_cli("build", probe, "-o", tmp_path).code == 0
+    image, record = tmp_path / "probe-1.0.rvb", tmp_path / "record.json"
+    assert run_cli("run", "--record", record, image, "load", "colorsys", env=env).code == 0
+    restored = json.loads(record.read_text())["restored"]
+    assert restored == ["usr/lib/python3.11/colorsys.pyc"]
+    assert "runs needed them" in run_cli("explain", image, env=env).out
+    result = run_cli("build", probe, "-o", tmp_path / "learnt", "--with-record", record)
+    assert result.code == 0, result.err
+    alone = Path(shutil.copy(tmp_path / "learnt" / "probe-1.0.rvb", tmp_path / "alone.rvb"))
+    assert run_cli("run", alone, "load", "colorsys").out == "colorsys\n"
+    (row,) = json.loads(run_cli("explain", alone, "--files", "colorsys.pyc", "--json").out)
+    assert row["reason"] == "restored in a recorded run"
+    wrong = run_cli("build", probe, "--with-record", probe / "recipe.toml")
+    assert wrong.code == 107
+    assert wrong.err == (
+        f"error: {probe / 'recipe.toml'} is no record of a run\n\n"
+        "hint: `rvbundle run --record FILE IMAGE` writes one\n"
+    )

@@ -124,7 +124,7 @@ def test_verify(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = inspection.verify(image)
     assert [row["file"] for row in report["verified"]] == [str(image)]
     inspection.print_verified(report)
-    assert capsys.readouterr().out == f"{image}: intact (3 frames, 4 blobs)\n"
+    assert capsys.readouterr().out == f"{image}: intact (image, 3 frames, 4 blobs)\n"
 
 
 def test_verify_looks_at_the_cold_pack_too(image: Path) -> None:
