@@ -12,7 +12,7 @@ import typer
 from rvbundle import __version__
 from rvbundle.progress import Progress
 from rvbundle_runtime import launch
-from rvbundle_runtime.errors import RvbundleError, UsageError
+from rvbundle_runtime.errors import RvbundleError, StoreError, UsageError
 from rvbundle_runtime.host import CachePlace, cache_place, read_host
 from rvbundle_runtime.options import make_options
 
@@ -188,11 +188,30 @@ def explain(
         str | None,
         typer.Option("--files", metavar="GLOB", help="Say of each such file why it is hot or cold."),
     ] = None,
+    sizes: Annotated[
+        bool, typer.Option("--sizes", help="Say where the bytes are, by package and library.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write that as a page with a treemap.")
+    ] = None,
     as_json: _Json = False,
 ) -> None:
     """Say what `run` would do on this machine and why; of a build, why each file is hot or cold."""
     from rvbundle import explain as explaining
 
+    if sizes or html:
+        from rvbundle import sizes as sizing
+
+        report = sizing.measure(image)
+        if html:
+            try:
+                html.write_text(sizing.to_html(report))
+            except OSError as error:
+                raise StoreError(f"can't write {html}: {error.strerror}") from None
+            print(html)
+        if sizes:
+            _emit(report, sizing.print_sizes, as_json)
+        return
     host, place = read_host(), _place()
     if files is not None:
         _emit(explaining.explain_files(image, files), explaining.print_files, as_json)

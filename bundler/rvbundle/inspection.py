@@ -20,7 +20,7 @@ from rvbundle_runtime.image import Reader
 from rvbundle_runtime.launch import cold_beside, find_cold, refuse_cold_pack
 from rvbundle_runtime.zstd import decoder
 
-_NO_PACKAGE = "(Python and system)"
+NO_PACKAGE = "(Python and system)"
 
 
 def compressed_sizes(index: fmt.Index) -> list[float]:
@@ -68,7 +68,7 @@ def _payload(index: fmt.Index, payload: fmt.Payload, shares: list[float], files:
         size = index.blobs[entry.blob].size if entry.blob >= 0 else 0
         share = shares[entry.blob] if entry.blob >= 0 and entry.blob not in seen else 0.0
         seen.add(entry.blob)
-        name = payload.packages[entry.package].name if entry.package >= 0 else _NO_PACKAGE
+        name = payload.packages[entry.package].name if entry.package >= 0 else NO_PACKAGE
         if entry.path.startswith("app/"):
             name = "(the agent)"
         row = by_package[name]

@@ -167,6 +167,18 @@ def test_explain(probe_image: Path) -> None:
     assert row["reason"].startswith("no trace imported it, though it is reachable: probe.py")
 
 
+def test_sizes(probe_image: Path, tmp_path: Path) -> None:
+    report = json.loads(run_cli("explain", probe_image, "--sizes", "--json").out)
+    assert report["image"] == probe_image.stat().st_size
+    shares = sum(row["hot_compressed"] for row in report["packages"])
+    assert 0.9 * report["image"] < shares < report["image"]
+    assert run_cli("explain", probe_image, "--html", tmp_path / "s.html").out == f"{tmp_path}/s.html\n"
+    assert (tmp_path / "s.html").read_text().endswith("</html>\n")
+    full = run_cli("explain", probe_image, "--html", tmp_path / "none" / "s.html")
+    assert full.code == 108
+    assert full.err == f"error: can't write {tmp_path}/none/s.html: No such file or directory\n"
+
+
 def test_verify(probe_image: Path) -> None:
     result = run_cli("verify", probe_image)
     assert [line.partition(": intact")[0] for line in result.out.splitlines()] == [
