@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 
 run: $(STAMP)
 	$(BIN)/rvbundle build recipes/$(AGENT)/recipe.toml
-	$(BIN)/rvbundle run dist/$(AGENT)-1.0.0.rvb -- --episodes 50
+	cd dist && ../$(BIN)/rvbundle run $(AGENT)-1.0.0.rvb -- --episodes 50
 
 test: lint unit integration
 
