@@ -5,13 +5,13 @@ BIN := $(VENV)/bin
 AGENT := cartpole-policy-gradient
 STAMP := $(VENV)/.installed
 
-.PHONY: run test lint unit integration bench clean
+.PHONY: run test lint unit native integration bench clean
 
 run: $(STAMP)
 	$(BIN)/rvbundle build recipes/$(AGENT)/recipe.toml
 	cd dist && ../$(BIN)/rvbundle run $(AGENT)-1.0.0.rvb -- --episodes 50
 
-test: lint unit integration
+test: lint unit native integration
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,9 @@ lint: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/python -m pytest tests/unit
+
+native: $(STAMP)
+	$(BIN)/python -m pytest tests/native
 
 integration: $(STAMP)
 	$(BIN)/python -m pytest tests/bad tests/integration
