@@ -413,7 +413,7 @@ def _content_notes(files: list[FrozenFile], distributions: list[dict[str, Any]])
     if cuda:
         notes.append(
             f"this is a CUDA build of torch ({cuda[0]} …): gigabytes that an image for CPUs never uses; "
-            "require torch from the CPU index (download.pytorch.org/whl/cpu)"
+            "require a CPU build of torch, from PyTorch's own index of such builds"
         )
     return notes
 

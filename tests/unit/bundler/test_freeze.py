@@ -152,7 +152,7 @@ def test_notes_on_two_openmps() -> None:
 def test_notes_on_cuda(files: list[FrozenFile], distributions: list[dict[str, str]], first: str) -> None:
     (note,) = freeze._content_notes(files, distributions)
     assert note.startswith(f"this is a CUDA build of torch ({first} …)")
-    assert note.endswith("require torch from the CPU index (download.pytorch.org/whl/cpu)")
+    assert note.endswith("require a CPU build of torch, from PyTorch's own index of such builds")
 
 
 def test_nothing_to_note() -> None:
