@@ -188,8 +188,8 @@ def _trace(
 ) -> Trace:
     with progress.phase("trace") as phase:
         key: Key = {
-            "tree": frozen.folder.name,
-            "agent": agent.folder.parent.name,
+            "tree": frozen.digest(),
+            "agent": agent.digest(),
             "workloads": [[list(w.args), w.golden, w.tolerance] for w in recipe.workloads],
             "run": [recipe.network, recipe.env],
             "rvbundle": _code_digest(),

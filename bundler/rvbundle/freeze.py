@@ -88,6 +88,13 @@ class Frozen:
         """The standard library's path in the tree."""
         return f"usr/lib/python{self.python}"
 
+    def digest(self) -> str:
+        """Return a SHA-256 (hex) of the tree's content: the same wherever it was made."""
+        digest = hashlib.sha256()
+        for file in self.files:
+            digest.update(f"{file.path}\0{file.role}\0{file.sha256}\0{file.target}\0".encode())
+        return digest.hexdigest()
+
     def inner(self, path: str) -> str:
         """Return a path of the tree relative to the entry of sys.path that it lies below, if any."""
         for folder in ("/site-packages/", "/lib-dynload/", "/"):

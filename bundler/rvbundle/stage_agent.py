@@ -30,6 +30,14 @@ class StagedAgent:
     files: tuple[str, ...]
     argv: tuple[str, ...]
 
+    def digest(self) -> str:
+        """Return a SHA-256 (hex) of the files and of how they are started."""
+        digest = hashlib.sha256("\0".join(self.argv).encode())
+        for path in self.files:
+            content = hashlib.sha256((self.folder / path).read_bytes()).hexdigest()
+            digest.update(f"\0{path}\0{content}".encode())
+        return digest.hexdigest()
+
 
 def source_digests(recipe: Recipe) -> dict[str, str]:
     """Return {path: SHA-256 (hex)} of the agent's files."""

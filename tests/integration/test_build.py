@@ -73,6 +73,12 @@ def test_a_lock_keeps_the_trace_record_beside_it(probe: Path, tmp_path: Path) ->
     assert any(path.endswith("lib-dynload") is False for path in record["workloads"][0]["opened"])
     again = run_cli("build", probe, "-o", tmp_path / "out", "--verbose")
     assert "reused  trace: recipe.trace" in again.err
+    # and from an empty cache, in another folder: what was traced is known by its content
+    moved = Path(shutil.copytree(probe, tmp_path / "elsewhere" / "probe"))
+    env = {"RVBUNDLE_CACHE": str(tmp_path / "cache")}
+    fresh = run_cli("build", moved, "-o", tmp_path / "out2", env=env)
+    assert "reused  trace: recipe.trace" in fresh.err
+    assert sha256(tmp_path / "out" / "probe-1.0.rvb") == sha256(tmp_path / "out2" / "probe-1.0.rvb")
 
 
 def test_builds_print_where_and_how_large(probe: Path, tmp_path: Path) -> None:
