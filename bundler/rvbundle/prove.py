@@ -14,6 +14,11 @@ from rvbundle.stage_agent import StagedAgent
 from rvbundle.trace import Trace, compare, explain_failure, run_in_tree
 from rvbundle_runtime.errors import ProveError, TraceError
 
+_LEFT_OUT = (
+    "the agent may look for a file that was left out because nothing opened it: name it in [keep] files, "
+    'or set [trim] level = "none"; if that is not it, please report it with the recipe'
+)
+
 
 def prove(recipe: Recipe, frozen: Frozen, agent: StagedAgent, trace: Trace, image: Path) -> None:
     """Run every workload in `image` as a user would; raises ProveError or TraceError.
@@ -55,7 +60,7 @@ def _run(image: Path, workload: Workload, number: int, scratch: Path) -> str:
     try:
         explain_failure(done, workload, number, "the finished image")
     except TraceError as error:
-        raise ProveError(error.message, error.hint) from None
+        raise ProveError(error.message, _LEFT_OUT) from None
     return done.stdout.decode("utf-8", "replace")
 
 
@@ -79,5 +84,5 @@ def _explain_difference(
         )
     raise ProveError(
         f"{name} prints something else in the finished image than in the tree it was made of:\n{difference}",
-        'this is a fault of rvbundle: please report it, with the recipe; [trim] level = "none" avoids it',
+        _LEFT_OUT,
     )
