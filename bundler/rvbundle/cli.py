@@ -18,7 +18,7 @@ from rvbundle_runtime.options import make_options
 
 app = typer.Typer(
     name="rvbundle",
-    help="One recipe in, one file out: PyTorch + Gymnasium agents that run with nothing installed.",
+    help="One recipe in, one file out: PyTorch + Gymnasium agents packed with all that they need.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
