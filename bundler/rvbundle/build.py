@@ -25,7 +25,7 @@ from rvbundle.contents import contents
 from rvbundle.environment import Environment, Interpreter
 from rvbundle.freeze import Frozen
 from rvbundle.pack import COLD_LEVEL, HOT_LEVEL, ImageMeta, PayloadMeta, pack
-from rvbundle.progress import Progress
+from rvbundle.progress import Phase, Progress
 from rvbundle.prove import prove
 from rvbundle.recipe import Recipe
 from rvbundle.stage_agent import StagedAgent
@@ -115,8 +115,8 @@ def get_lock(recipe: Recipe, interpreter: Interpreter, cache: StageCache, progre
         return found
 
 
-def _note(phase: object, cached: Cached, result: str) -> None:
-    phase.result, phase.reused, phase.why = result, cached.reused, cached.why  # type: ignore[attr-defined]
+def _note(phase: Phase, cached: Cached, result: str) -> None:
+    phase.result, phase.reused, phase.why = result, cached.reused, cached.why
 
 
 def _environment(
@@ -328,10 +328,7 @@ def _code_digest() -> str:
 
 def _check_output(output: Path) -> None:
     """Say before a long build, not after it, that nothing can be written there."""
-    place = output.absolute()
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir():
+    if not store.nearest_existing(output.absolute()).is_dir():
         raise StoreError(f"can't write into {output}: {os.strerror(errno.ENOTDIR)}", _OTHER_OUTPUT)
 
 

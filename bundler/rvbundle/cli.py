@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rvbundle import __version__
-from rvbundle.progress import Progress
+from rvbundle.progress import Progress, mib
 from rvbundle_runtime import launch
 from rvbundle_runtime.errors import RvbundleError, StoreError, UsageError
 from rvbundle_runtime.host import CachePlace, cache_place, read_host
@@ -100,23 +100,23 @@ def build(
     from rvbundle import recipe as recipes
 
     loaded = recipes.load(recipe)
-    if cold not in ("separate", "embed", "drop"):
-        raise UsageError(f"build: --cold {cold}: expected separate, embed or drop")
-    from rvbundle.build import Wanted
+    from rvbundle.build import COLD, Wanted
     from rvbundle.build import build as run_build  # late: a wrong recipe is said at once
     from rvbundle.record import read_records
 
+    if cold not in COLD:
+        raise UsageError(f"build: --cold {cold}: expected {', '.join(COLD[:-1])} or {COLD[-1]}")
     wanted = Wanted(output, cold, read_records(with_record or []))
     built = run_build(loaded, wanted, _place().base, Progress(verbose))
     if as_json:
         value = {key: str(v) if isinstance(v, Path) else v for key, v in vars(built).items()}
         print(json.dumps(value))
     else:
-        print(f"{built.image}  {_mib(built.image_size)}  in {built.seconds:.1f} s")
+        print(f"{built.image}  {mib(built.image_size)}  in {built.seconds:.1f} s")
         if built.cold:
-            print(f"{built.cold}  {_mib(built.cold_size)}")
+            print(f"{built.cold}  {mib(built.cold_size)}")
         elif built.cold_size:
-            print(f"with its cold pack inside  {_mib(built.cold_size)}")
+            print(f"with its cold pack inside  {mib(built.cold_size)}")
 
 
 @app.command(
@@ -276,7 +276,7 @@ def extract(
     from rvbundle import inspection
 
     result = inspection.extract(image, folder)
-    print(f"{folder}: {result.files} files, {_mib(result.size)}, {result.note}")
+    print(f"{folder}: {result.files} files, {mib(result.size)}, {result.note}")
 
 
 @app.command(epilog="Example: rvbundle shell dist/cartpole-policy-gradient-1.0.0.rvb")
@@ -312,7 +312,3 @@ def _emit(value: Any, printer: Any, as_json: bool) -> None:
         print(json.dumps(value, indent=2))
     else:
         printer(value)
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):.1f} MiB"

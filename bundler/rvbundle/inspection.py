@@ -12,13 +12,12 @@ from typing import Any
 from rich.table import Table
 
 from rvbundle.elf import join_tail
-from rvbundle.progress import line, wide_console
+from rvbundle.progress import line, mib, wide_console
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime import store
 from rvbundle_runtime.errors import ImageError, StoreError
 from rvbundle_runtime.image import Reader
 from rvbundle_runtime.launch import cold_beside, find_cold, refuse_cold_pack
-from rvbundle_runtime.zstd import decoder
 
 NO_PACKAGE = "(Python and system)"
 
@@ -116,11 +115,11 @@ def _payload(index: fmt.Index, payload: fmt.Payload, shares: list[float], files:
 def print_report(report: dict[str, Any]) -> None:
     """Print what `inspect` returned."""
     console = wide_console()
-    about = f"  {report['kind']}, {_mib(report['size'])}, by {report['created_by']}"
+    about = f"  {report['kind']}, {mib(report['size'])}, by {report['created_by']}"
     console.print(line((f"{report['name']} {report['version']}", "bold"), about))
     console.print(f"identity  {report['identity']}")
     if report["before"]:
-        console.print(f"{_mib(report['before'])} stand before it in the file (a cold pack inside?)")
+        console.print(f"{mib(report['before'])} stand before it in the file (a cold pack inside?)")
     if report["bound_to"]:
         console.print(f"belongs to image  {report['bound_to']}")
     for payload in report["payloads"]:
@@ -174,20 +173,19 @@ def verify(path: Path) -> dict[str, Any]:
 
 
 def _verify_one(reader: Reader) -> dict[str, Any]:
-    damaged = []
+    damaged = set()
     path = reader.path
     index = reader.index()
-    decode = decoder()
-    for number, frame in enumerate(index.frames):
+    for number in range(len(index.frames)):
         try:
-            decode(reader.compressed_frame(number), frame.raw_size)
-        except (ImageError, ValueError):
-            damaged.append(number)
+            reader.read_frame(number)
+        except ImageError:
+            damaged.add(number)
     bad = [
         entry.path
         for payload in index.payloads
         for entry in payload.entries
-        if entry.blob >= 0 and _is_bad(reader, entry.blob, set(damaged))
+        if entry.blob >= 0 and _is_bad(reader, entry.blob, damaged)
     ]
     if damaged or bad:
         shown = "".join(f"\n    {name}" for name in bad[:20])
@@ -303,7 +301,3 @@ def _extract_from(reader: Reader, entries: tuple[fmt.Entry, ...], folder: Path) 
                 raise ImageError(f"{reader.path}: the tail of {entry.path!r} does not fit its library")
             target.write_bytes(whole)
     return len(entries)
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):.1f} MiB"

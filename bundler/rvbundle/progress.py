@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.status import Status
 from rich.text import Text
 
 Part = str | tuple[str, str]
@@ -22,11 +21,11 @@ class Progress:
     @contextmanager
     def phase(self, name: str) -> Iterator["Phase"]:
         """Show the phase `name` until the block ends, then its time in seconds."""
-        phase = Phase(name)
+        phase = Phase()
         started = time.monotonic()
         try:
             if self.console.is_terminal:
-                with self.console.status(line(f"{name} …")) as phase.status:
+                with self.console.status(line(f"{name} …")):
                     yield phase
             else:
                 yield phase
@@ -52,9 +51,7 @@ class Phase:
     `result` goes behind the name, `why` is for verbose builds, `notes` are lines of their own.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.status: Status | None = None
+    def __init__(self) -> None:
         self.result = ""
         self.reused = False
         self.why = ""
@@ -64,15 +61,15 @@ class Phase:
         """Add a line that stays, such as a finding that the user should know of."""
         self.notes.append(text)
 
-    def update(self, text: str) -> None:
-        """Say what is going on now; replaced by the next one."""
-        if self.status is not None:
-            self.status.update(line(f"{self.name}: {text}"))
-
 
 def line(*parts: Part) -> Text:
     """Return one text of plain and of (text, style) parts; nothing in them is taken for markup."""
     return Text.assemble(*parts)
+
+
+def mib(size: int) -> str:
+    """Return a size in bytes as people read it."""
+    return f"{size / (1 << 20):.1f} MiB"
 
 
 def wide_console() -> Console:

@@ -125,12 +125,16 @@ def ensure(base: Path, reader: Reader, arch: str, progress: Progress | None = No
     return Unpacked(found.root, found.info, found.lock, fresh=True)
 
 
+def nearest_existing(path: Path) -> Path:
+    """Return `path` or the nearest of its parents that exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
 def check_executable(base: Path) -> None:
     """Raise StoreError if no program can be executed from `base`, before much is written there."""
-    place = base
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if os.statvfs(place).f_flag & os.ST_NOEXEC:
+    if os.statvfs(nearest_existing(base)).f_flag & os.ST_NOEXEC:
         raise StoreError(
             f"{base} is on a file system mounted noexec: nothing can be executed from it",
             "set RVBUNDLE_CACHE to a folder on another file system",

@@ -100,7 +100,8 @@ def sleep(seconds="60"):
     """Sleep until a signal; SIGTERM is caught and answered."""
 
     def on_term(number, frame):
-        print("caught", signal.Signals(number).name, flush=True)
+        # not print: the signal may arrive while the main program is still inside one
+        os.write(1, f"caught {signal.Signals(number).name}\n".encode())
         sys.exit(7)
 
     signal.signal(signal.SIGTERM, on_term)
