@@ -1,6 +1,6 @@
 """The pipeline on one page: recipe in, image and cold pack out.
 
-    recipe.toml ─► environment ─► freeze ─► trace ─► split ─► pack ─► prove
+    recipe.toml ─► environment ─► freeze ─► trace ─► split ─► trim ─► pack ─► prove
                                     └──────► analysis ──┘
 
 Every stage takes frozen values and returns one; its result lies in the build cache under an explicit key.
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import rvbundle_runtime
@@ -24,15 +24,27 @@ from rvbundle.analysis import Reach
 from rvbundle.contents import contents
 from rvbundle.environment import Environment, Interpreter
 from rvbundle.freeze import Frozen
-from rvbundle.pack import COLD_LEVEL, HOT_LEVEL, ImageMeta, PayloadMeta, pack
+from rvbundle.pack import (
+    COLD_EFFORT,
+    HOT_EFFORT,
+    WHOLE_EFFORT,
+    Effort,
+    ImageMeta,
+    PayloadMeta,
+    compress,
+    pack,
+)
 from rvbundle.progress import Phase, Progress
 from rvbundle.prove import prove
 from rvbundle.recipe import Recipe
+from rvbundle.record import Recorded
 from rvbundle.stage_agent import StagedAgent
 from rvbundle.stages import Cached, Key, StageCache, digest_of_files, write_atomically
 from rvbundle.trace import Trace
+from rvbundle.trimming import Trims, trim_libraries
 from rvbundle_runtime import store
 from rvbundle_runtime.errors import StoreError
+from rvbundle_runtime.host import read_processor
 
 SEPARATE, EMBED, DROP = "separate", "embed", "drop"
 COLD = (SEPARATE, EMBED, DROP)
@@ -43,12 +55,12 @@ class Wanted:
     """What a build is asked for beside the recipe.
 
     `output` is the folder for its files, `cold` where the cold pack goes (beside the image, into its file, or
-    nowhere: see COLD), `recorded` the paths that runs had to restore and that shall be hot.
+    nowhere: see COLD), `recorded` what runs had to restore and shall be hot.
     """
 
     output: Path
     cold: str = SEPARATE
-    recorded: frozenset[str] = frozenset()
+    recorded: Recorded = field(default_factory=Recorded)
 
 
 @dataclass(frozen=True)
@@ -79,9 +91,11 @@ def _build(recipe: Recipe, wanted: Wanted, cache_base: Path, progress: Progress)
     env = _environment(recipe, locked, interpreter, cache, progress)
     with _beside() as (pool, stop):  # the analysis takes a minute on one core
         graph = pool.submit(_module_graph, locked, env, cache, stop)
-        frozen = _freeze(locked, env, cache, progress)
+        frozen = _freeze(recipe, locked, env, cache, progress)
         agent = _stage_agent(recipe, interpreter, cache)
         record = _trace(recipe, frozen, agent, cache, progress)
+        if not graph.done():
+            _compress_early(recipe, frozen, agent, record, wanted.recorded, cache, progress)
         reached = _analysis(graph, env, frozen, agent, progress)
     folder = _image(recipe, frozen, agent, record, reached, wanted.recorded, cache, progress)
     cache.remember()
@@ -158,10 +172,16 @@ def _module_graph(locked: lock.Lock, env: Environment, cache: StageCache, stop: 
     return cache.get("analysis", key, lambda folder: analysis.analyse(env, tools.folder, folder, stop))
 
 
-def _freeze(locked: lock.Lock, env: Environment, cache: StageCache, progress: Progress) -> Frozen:
+def _freeze(
+    recipe: Recipe, locked: lock.Lock, env: Environment, cache: StageCache, progress: Progress
+) -> Frozen:
     with progress.phase("freeze") as phase:
-        key = {**_environment_key(locked, env.interpreter), "inside": freeze.code_digest()}
-        cached = cache.get("freeze", key, lambda folder: freeze.freeze(env, folder))
+        key = {
+            **_environment_key(locked, env.interpreter),
+            "inside": freeze.code_digest(),
+            "docstrings": recipe.docstrings,
+        }
+        cached = cache.get("freeze", key, lambda folder: freeze.freeze(env, recipe.docstrings, folder))
         frozen = freeze.load(cached.folder)
         _note(phase, cached, f"{len(frozen.files)} files, {sum(f.size for f in frozen.files) >> 20} MiB")
         for text in frozen.notes:
@@ -192,6 +212,7 @@ def _trace(
             "agent": agent.digest(),
             "workloads": [[list(w.args), w.golden, w.tolerance] for w in recipe.workloads],
             "run": [recipe.network, recipe.env],
+            "trim": [recipe.trim, list(recipe.keep_modules)],
             "rvbundle": _code_digest(),
         }
         beside = recipe.trace_path if recipe.lock_path.exists() else None
@@ -202,7 +223,7 @@ def _trace(
             return kept
 
         def make(folder: Path) -> None:
-            record = trace.trace(recipe, frozen, agent)
+            record = trace.trace(recipe, frozen, agent, read_processor())
             (folder / "trace.json").write_text(trace.dumps(record, key))
 
         cached = cache.get("trace", key, make)
@@ -211,6 +232,8 @@ def _trace(
             write_atomically(beside, text.encode())
         record, _ = trace.loads(text)
         _note(phase, cached, f"{len(record.workloads)} workloads opened {len(record.opened_by())} files")
+        if record.note:
+            phase.note(record.note)
         return record
 
 
@@ -236,13 +259,46 @@ def _analysis(
         return reached
 
 
+def _compress_early(
+    recipe: Recipe,
+    frozen: Frozen,
+    agent: StagedAgent,
+    record: Trace,
+    recorded: Recorded,
+    cache: StageCache,
+    progress: Progress,
+) -> None:
+    """Compress, while the analysis is still under way, what will be packed in any case.
+
+    At level "traced" the analysis only gives reasons: which file goes where is known without it.
+    """
+    from rvbundle.split import split
+
+    if recipe.trim == "reachable":
+        return
+    with progress.phase("compress"):
+        placed = split(recipe, frozen, record, Reach({}, {}), recorded.paths)
+        trims = trim_libraries(frozen, placed, record, recorded.runs, recipe.trim)
+        both = contents(frozen, agent, placed, trims)
+        compress(both.hot, _hot_effort(trims), _frames(cache))
+        compress(both.cold, COLD_EFFORT, _frames(cache))
+
+
+def _hot_effort(trims: Trims) -> Effort:
+    return HOT_EFFORT if trims.trimmed else WHOLE_EFFORT
+
+
+def _frames(cache: StageCache) -> Path:
+    return cache.base / "frames"
+
+
 def _image(
     recipe: Recipe,
     frozen: Frozen,
     agent: StagedAgent,
     record: Trace,
     reached: Reach,
-    recorded: frozenset[str],
+    recorded: Recorded,
     cache: StageCache,
     progress: Progress,
 ) -> Path:
@@ -255,15 +311,25 @@ def _image(
         "recipe": [recipe.name, recipe.version, recipe.network, recipe.env],
         "trim": [recipe.trim, list(recipe.keep_modules), list(recipe.keep_files)],
         "workloads": [[list(w.args), w.golden, w.tolerance] for w in recipe.workloads],
-        "recorded": sorted(recorded),
+        "recorded": [sorted(recorded.paths), sorted((p, sorted(r)) for p, r in recorded.runs.items())],
         "rvbundle": _code_digest(),
     }
     names = _file_names(recipe)
 
     def make(folder: Path) -> None:
-        both = contents(frozen, agent, split(recipe, frozen, record, reached, recorded))
+        with progress.phase("trim") as phase:
+            placed = split(recipe, frozen, record, reached, recorded.paths)
+            trims = trim_libraries(frozen, placed, record, recorded.runs, recipe.trim)
+            both = contents(frozen, agent, placed, trims)
+            phase.result = _trim_result(trims)
         payload = PayloadMeta(
-            frozen.arch, "wheels", frozen.python_version, agent.argv, frozen.libdir, frozen.packages
+            frozen.arch,
+            "wheels",
+            frozen.python_version,
+            agent.argv,
+            frozen.libdir,
+            frozen.packages,
+            record.families if trims.trimmed else (),
         )
         meta = ImageMeta(
             name=recipe.name,
@@ -271,13 +337,18 @@ def _image(
             created_by=f"rvbundle {__version__}",
             network=recipe.network,
             env=recipe.env,
-            details={"trim": recipe.trim, "traces": [list(w.args) for w in recipe.workloads]},
+            details={
+                "trim": recipe.trim,
+                "traces": [list(w.args) for w in recipe.workloads],
+                "trimmed": {path: trims.trimmed[path].report() for path in sorted(trims.trimmed)},
+                "whole": dict(sorted(trims.whole.items())),
+            },
         )
-        frames = cache.base / "frames"
+        frames = _frames(cache)
         with progress.phase("pack") as phase:
-            identity = pack(folder / names[0], meta, payload, both.hot, HOT_LEVEL, frames)
+            identity = pack(folder / names[0], meta, payload, both.hot, _hot_effort(trims), frames)
             bound = ImageMeta(**{**vars(meta), "bound_to": identity})
-            pack(folder / names[1], bound, payload, both.cold, COLD_LEVEL, frames)
+            pack(folder / names[1], bound, payload, both.cold, COLD_EFFORT, frames)
             phase.result = f"{(folder / names[0]).stat().st_size >> 20} MiB"
         with progress.phase("prove"):
             prove(recipe, frozen, agent, record, folder / names[0])
@@ -288,6 +359,12 @@ def _image(
         with progress.phase("pack and prove") as phase:
             _note(phase, cached, "")
     return cached.folder
+
+
+def _trim_result(trims: Trims) -> str:
+    whole = sum(t.plan.size for t in trims.trimmed.values())
+    hot = sum(t.hot_size for t in trims.trimmed.values())
+    return f"{len(trims.trimmed)} libraries, {whole >> 20} -> {hot >> 20} MiB"
 
 
 def _file_names(recipe: Recipe) -> tuple[str, str]:
@@ -323,7 +400,7 @@ def _concatenate(parts: list[Path], target: Path) -> None:
 def _code_digest() -> str:
     """Return a digest of all of rvbundle: what runs an agent decides what a trace sees and a proof proves."""
     ours = (Path(__file__).parent, Path(rvbundle_runtime.__file__).parent)
-    return digest_of_files(path for folder in ours for path in folder.rglob("*.py"))
+    return digest_of_files(path for f in ours for kind in ("*.py", "*.so") for path in f.rglob(kind))
 
 
 def _check_output(output: Path) -> None:

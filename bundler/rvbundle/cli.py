@@ -202,7 +202,7 @@ def explain(
     if sizes or html:
         from rvbundle import sizes as sizing
 
-        report = sizing.measure(image)
+        report = sizing.measure(image, _place())
         if html:
             try:
                 html.write_text(sizing.to_html(report))

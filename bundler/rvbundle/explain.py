@@ -10,6 +10,7 @@ from rvbundle.progress import line, wide_console
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime import plan as planning
 from rvbundle_runtime import store
+from rvbundle_runtime.absent import RUN
 from rvbundle_runtime.errors import ImageError, RvbundleError
 from rvbundle_runtime.host import CachePlace, Host
 from rvbundle_runtime.image import Reader
@@ -42,6 +43,7 @@ def explain(path: Path, host: Host, place: CachePlace) -> dict[str, Any]:
             value = f"{len(had)} files"
             reason = "runs needed them: `run --record FILE`, then `build --with-record FILE` keeps them"
             choices.append({"what": "restored", "value": value, "reason": reason})
+        choices += _restored_pages(unpacked)
         choices.append({"what": "store", "value": str(place.base), "reason": f"{place.reason}; {where}"})
         counts = [_reasons(reader), None]
         if cold:
@@ -59,6 +61,20 @@ def explain(path: Path, host: Host, place: CachePlace) -> dict[str, Any]:
             "hot": counts[0],
             "cold": counts[1],
         }
+
+
+def _restored_pages(unpacked: store.Unpacked | None) -> list[dict[str, Any]]:
+    """Return a line for each trimmed library of which runs have restored pages."""
+    runs = store.restored_runs(unpacked) if unpacked else {}
+    reason = f"of {RUN >> 10} KiB each, at addresses that no trace touched"
+    return [
+        {
+            "what": "restored pages",
+            "value": f"{path.rpartition('/')[2]}: {len(numbers)} runs",
+            "reason": reason,
+        }
+        for path, numbers in sorted(runs.items())
+    ]
 
 
 def _reasons(reader: Reader) -> dict[str, int]:

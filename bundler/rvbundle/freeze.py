@@ -7,6 +7,7 @@ What the agent could ever use is in it. What of it is hot is decided later (`spl
 """
 
 import configparser
+import fnmatch
 import hashlib
 import json
 import os
@@ -20,13 +21,15 @@ from typing import Any
 
 import rvbundle_runtime
 from rvbundle import elf, process
-from rvbundle.compiler import compile_sources
+from rvbundle.compiler import Job, compile_sources
 from rvbundle.environment import Environment, Interpreter
 from rvbundle.libraries import SystemLibraries, close_over_libraries
 from rvbundle.stages import digest_of_files
 from rvbundle_runtime.errors import FreezeError
 
 BOOT_MODULE = "_rvbundle_boot"
+# Distributions whose own test suites read docstrings (of modules that do not mention them).
+_DOCSTRINGS_ARE_USED = ("numpy",)
 _INSIDE = Path(__file__).parent / "inside"
 _STDLIB_SKIPPED = {"site-packages", "dist-packages", "__pycache__"}
 # Imported before the boot module can prefer bytecode: a source in the tree would be compiled each time.
@@ -66,7 +69,10 @@ class FrozenFile:
 
 @dataclass(frozen=True)
 class Frozen:
-    """The inventory. `needed` maps a library or extension to the paths of the libraries that it needs."""
+    """The inventory. `needed` maps a library or extension to the paths of the libraries that it needs.
+
+    `numpy_dispatch` are the processor features that the environment's numpy has kernels for.
+    """
 
     folder: Path
     python: str
@@ -77,6 +83,7 @@ class Frozen:
     files: tuple[FrozenFile, ...]
     needed: dict[str, tuple[str, ...]]
     notes: tuple[str, ...]
+    numpy_dispatch: tuple[str, ...] = ()
 
     @property
     def tree(self) -> Path:
@@ -132,6 +139,17 @@ def module_name(inner: str) -> str:
     return ".".join(parts)
 
 
+def modules_matching(pattern: str, modules: list[str]) -> set[str]:
+    """Return the modules that a name or glob means, all below them, and the parents that they need."""
+    kept = {pattern[:place] for place, letter in enumerate(pattern) if letter == "."} - {""}
+    for module in modules:
+        parts = module.split(".")
+        above = [".".join(parts[: count + 1]) for count in range(len(parts))]
+        if any(name == pattern or fnmatch.fnmatchcase(name, pattern) for name in above):
+            kept.update(above)
+    return kept
+
+
 def load(folder: Path) -> Frozen:
     """Read what `freeze` wrote."""
     value: dict[str, Any] = json.loads((folder / "frozen.json").read_text())
@@ -145,11 +163,15 @@ def load(folder: Path) -> Frozen:
         files=tuple(FrozenFile(*row) for row in value["files"]),
         needed={path: tuple(paths) for path, paths in value["needed"].items()},
         notes=tuple(value["notes"]),
+        numpy_dispatch=tuple(value["numpy_dispatch"]),
     )
 
 
-def freeze(environment: Environment, folder: Path) -> None:
-    """Fill `folder` with the tree of `environment` and its inventory; raises FreezeError."""
+def freeze(environment: Environment, docstrings: bool, folder: Path) -> None:
+    """Fill `folder` with the tree of `environment` and its inventory; raises FreezeError.
+
+    Without `docstrings` those of installed distributions are dropped where they can be.
+    """
     interpreter = environment.interpreter
     inventory = json.loads(process.run([environment.python, "-I", _INSIDE / "inventory.py"]).stdout)
     distributions = inventory["distributions"]
@@ -168,7 +190,7 @@ def freeze(environment: Environment, folder: Path) -> None:
     notes += closure.notes
     planned = sorted([*planned, *programs, *libraries], key=lambda p: p.path)
     tails = _build_tree(planned, folder, environment.folder)
-    compiled, failures = _compile(environment, planned, folder)
+    compiled, failures = _compile(environment, planned, docstrings, folder)
     links = _links(interpreter, closure.interpreter_path)
     files = _hash_all([*planned, *compiled], tails, folder)
     files += [FrozenFile(path, LINK, "", False, 0, "", "", target) for path, target in links]
@@ -188,6 +210,7 @@ def freeze(environment: Environment, folder: Path) -> None:
         files=tuple(sorted(files, key=lambda f: (f.path, f.role))),
         needed=closure.needed,
         notes=tuple(notes),
+        numpy_dispatch=tuple(inventory["numpy_dispatch"]),
     )
     value = asdict(replace(frozen, files=()))
     value["files"] = [list(asdict(f).values()) for f in frozen.files]
@@ -349,17 +372,20 @@ def _fix_script(source: Path, target: Path) -> bool:
     return True
 
 
-def _compile(environment: Environment, planned: list[_Planned], folder: Path) -> tuple[list[_Planned], int]:
+def _compile(
+    environment: Environment, planned: list[_Planned], docstrings: bool, folder: Path
+) -> tuple[list[_Planned], int]:
     """Compile every source; return the bytecode files (at `foo.pyc` beside `foo.py`) and the failures."""
     jobs, made = [], []
     for item in planned:
         if item.role == SOURCE:
             target = folder / "tree" / f"{item.path}c"
             target.parent.mkdir(parents=True, exist_ok=True)
-            jobs.append((item.source, target, f"/{item.path}"))
+            drop = not docstrings and item.package not in ("", "rvbundle", *_DOCSTRINGS_ARE_USED)
+            jobs.append(Job(item.source, target, f"/{item.path}", drop))
             made.append(replace(item, path=f"{item.path}c", source=target, role=BYTECODE))
-    failed = compile_sources(environment.interpreter, jobs)
-    kept = [m for job, m in zip(jobs, made, strict=True) if job[0] not in failed]
+    failed = compile_sources(environment.interpreter, jobs, columns=False)
+    kept = [m for job, m in zip(jobs, made, strict=True) if job.source not in failed]
     return kept, len(failed)
 
 

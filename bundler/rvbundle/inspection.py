@@ -5,7 +5,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,9 @@ def _payload(index: fmt.Index, payload: fmt.Payload, shares: list[float], files:
     listing = []
     seen: set[int] = set()
     for entry in payload.entries:
-        size = index.blobs[entry.blob].size if entry.blob >= 0 else 0
-        share = shares[entry.blob] if entry.blob >= 0 and entry.blob not in seen else 0.0
-        seen.add(entry.blob)
+        size = sum(index.blobs[blob].size for blob in entry.blobs)
+        share = sum(shares[blob] for blob in entry.blobs if blob not in seen)
+        seen.update(entry.blobs)
         name = payload.packages[entry.package].name if entry.package >= 0 else NO_PACKAGE
         if entry.path.startswith("app/"):
             name = "(the agent)"
@@ -94,6 +94,7 @@ def _payload(index: fmt.Index, payload: fmt.Payload, shares: list[float], files:
         "source": payload.source,
         "python": payload.python,
         "argv": list(payload.argv),
+        "families": [asdict(family) for family in payload.families],
         "files": len(payload.entries),
         "packages": [
             {
@@ -185,7 +186,7 @@ def _verify_one(reader: Reader) -> dict[str, Any]:
         entry.path
         for payload in index.payloads
         for entry in payload.entries
-        if entry.blob >= 0 and _is_bad(reader, entry.blob, damaged)
+        if any(_is_bad(reader, blob, damaged) for blob in entry.blobs)
     ]
     if damaged or bad:
         shown = "".join(f"\n    {name}" for name in bad[:20])
@@ -280,6 +281,10 @@ def _check_fit(cold: Reader, hot: tuple[fmt.Entry, ...], rest: tuple[fmt.Entry, 
     """Raise ImageError unless image and cold pack together make one tree, as each does alone."""
     try:
         fmt.check_entries([*hot, *rest])
+        sparse = {entry.path for entry in hot if entry.kind == fmt.SPARSE}
+        for entry in rest:
+            if entry.kind == fmt.RANGES and entry.path not in sparse:
+                raise ImageError(f"it has ranges of {entry.path!r}, which the image has not trimmed")
     except ImageError as error:
         raise ImageError(f"{cold.path}: {error.message}", fmt.FORGED) from None
 
@@ -293,6 +298,10 @@ def _only_payload(reader: Reader) -> fmt.Payload:
 
 def _extract_from(reader: Reader, entries: tuple[fmt.Entry, ...], folder: Path) -> int:
     store.write_tree(reader, tuple(e for e in entries if e.kind != fmt.TAIL), folder)
+    for entry in entries:
+        target = folder / entry.path
+        if entry.kind == fmt.RANGES:
+            os.truncate(target, entry.size)  # what the trim had put behind its end
     for entry in entries:
         target = folder / entry.path
         if entry.kind == fmt.TAIL and target.exists():

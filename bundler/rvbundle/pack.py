@@ -12,17 +12,39 @@ import zstandard
 
 from rvbundle.stages import write_atomically
 from rvbundle_runtime import format as fmt
+from rvbundle_runtime.families import Family
 
-HOT_LEVEL = 12  # measured: 19 takes eight times as long for 7 % less
-COLD_LEVEL = 6  # read rarely, so build time counts for more
-_READ_AHEAD = 8  # raw frames in memory at once: 8 × 4 MiB
+_READ_AHEAD = 4  # raw frames in memory at once: 4 × 16 MiB
+PAGES = "pages"  # the group whose blobs have a frame each, so that one page costs one small read
+TABLES = "tables"  # the group of what is filtered: it is read blob by blob
+AGENT = "agent"  # the group whose frames come last: what changes most often moves nothing else
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Content put together: each part is bytes, or (start, stop) of the file at `path`."""
+
+    path: Path
+    parts: tuple[bytes | tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What fills the `ranges` (offset and size each) of a sparse file, filtered if `filter` is not ""."""
+
+    content: Parts | bytes
+    size: int
+    sha256: str
+    ranges: tuple[tuple[int, int], ...]
+    filter: str = ""
 
 
 @dataclass(frozen=True)
 class Item:
     """Something to pack. `group` keeps kinds apart: frames never hold two groups.
 
-    `content` is a file, bytes, or None for links and folders; `sha256` (hex) is given where known.
+    `content` is a file, bytes, or None for links and folders; `sha256` (hex) is given where known. A
+    sparse file, and the ranges that one lacks, have `chunks` instead, and their `size` is the file's.
     """
 
     path: str
@@ -34,6 +56,23 @@ class Item:
     target: str
     package: str
     reason: str
+    chunks: tuple[Chunk, ...] = ()
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to compress: zstd's level, and the raw bytes of a frame at most."""
+
+    level: int
+    frame: int
+
+
+# The image travels and is unpacked whole. The cold pack is read rarely and by the frame, so that build time
+# and small frames count for more. An image that is not trimmed by pages has ten times the bytes: there 19
+# would take minutes for its 7 %.
+HOT_EFFORT = Effort(19, fmt.FRAME_RAW_MAX)
+WHOLE_EFFORT = Effort(12, 4 << 20)
+COLD_EFFORT = Effort(6, 4 << 20)
 
 
 @dataclass(frozen=True)
@@ -46,6 +85,7 @@ class PayloadMeta:
     argv: tuple[str, ...]
     libdir: str
     packages: tuple[tuple[str, str], ...]
+    families: tuple[Family, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +106,7 @@ def pack(
     meta: ImageMeta,
     payload: PayloadMeta,
     items: Iterable[Item],
-    level: int,
+    effort: Effort,
     cache: Path,
 ) -> str:
     """Write `items` as an image to `path`; return its identity (hex).
@@ -75,19 +115,19 @@ def pack(
     neither read nor compressed again. Raises OSError (disk full); `path` is then as it was.
     """
     ordered = sorted(items, key=lambda i: (i.path, i.kind))
-    blobs, frames_of_blobs, raw_sizes = _lay_out(ordered)
+    blobs, frames_of_blobs, raw_sizes = _lay_out(ordered, effort.frame)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     cache.mkdir(parents=True, exist_ok=True)
     try:
         with temporary.open("wb") as file:
             file.write(fmt.pack_header())
             frames = []
-            for raw_size, data in _compressed(frames_of_blobs, raw_sizes, level, cache):
+            for raw_size, data in _compressed(frames_of_blobs, raw_sizes, effort.level, cache):
                 digest = hashlib.sha256(data).digest()
                 frames.append(fmt.Frame(file.tell(), len(data), raw_size, digest))
                 file.write(data)
             index = _index(meta, payload, ordered, blobs, tuple(frames))
-            identity = _finish(file, index, meta.bound_to, level)
+            identity = _finish(file, index, meta.bound_to, effort.level)
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
@@ -97,27 +137,44 @@ def pack(
     return identity
 
 
+def compress(items: Iterable[Item], effort: Effort, cache: Path) -> None:
+    """Compress the frames of `items` into `cache`, where `pack` will find them."""
+    _, frames, sizes = _lay_out(sorted(items, key=lambda i: (i.path, i.kind)), effort.frame)
+    cache.mkdir(parents=True, exist_ok=True)
+    for _ in _compressed(frames, sizes, effort.level, cache):
+        pass
+
+
 def _finish(file: Any, index: fmt.Index, bound_to: str, level: int) -> str:
-    raw = fmt.dump_index(index)
-    data = zstandard.ZstdCompressor(level=level).compress(raw)
+    stable, rest = fmt.dump_index(index)
+    parts = [zstandard.ZstdCompressor(level=level).compress(raw) for raw in (stable, rest)]
+    data = fmt.INDEX_HEAD.pack(len(parts[0]), len(stable)) + parts[0] + parts[1]
     identity = hashlib.sha256(data).digest()
     offset = file.tell()
     size = offset + len(data) + fmt.FOOTER_SIZE
     bound = bytes.fromhex(bound_to) if bound_to else fmt.UNBOUND
     file.write(data)
-    file.write(fmt.pack_footer(fmt.Footer(size, offset, len(data), len(raw), identity, bound)))
+    file.write(fmt.pack_footer(fmt.Footer(size, offset, len(data), len(stable) + len(rest), identity, bound)))
     return identity.hex()
 
 
 @dataclass(frozen=True)
 class _Source:
-    content: Path | bytes
+    content: Path | bytes | Parts
     size: int
     sha256: str
 
 
+def _sources(item: Item) -> list[tuple[str, _Source]]:
+    """Return everything that an item needs, with the group that it goes into."""
+    if item.content is not None:
+        return [(item.group, _Source(item.content, item.size, item.sha256))]
+    return [(TABLES if c.filter else item.group, _Source(c.content, c.size, c.sha256)) for c in item.chunks]
+
+
 def _lay_out(
     items: list[Item],
+    frame_size: int,
 ) -> tuple[dict[str, tuple[int, fmt.Blob]], list[list[tuple[_Source, int, int]]], list[int]]:
     """Give every distinct content its place.
 
@@ -125,20 +182,24 @@ def _lay_out(
     """
     by_group: dict[str, dict[str, _Source]] = {}
     seen: set[str] = set()
-    for item in items:
-        if item.content is not None and item.sha256 not in seen:
-            seen.add(item.sha256)
-            by_group.setdefault(item.group, {})[item.sha256] = _Source(item.content, item.size, item.sha256)
+    # The agent's last: what others have too must not lie among what changes with the agent.
+    for item in sorted(items, key=lambda item: item.group == AGENT):
+        for group, source in _sources(item):
+            if source.sha256 not in seen:
+                seen.add(source.sha256)
+                by_group.setdefault(group, {})[source.sha256] = source
     blobs: dict[str, tuple[int, fmt.Blob]] = {}
     frames: list[list[tuple[_Source, int, int]]] = []
     sizes: list[int] = []
-    for group in sorted(by_group):
+    for group in sorted(by_group, key=lambda name: (name == AGENT, name)):
         room = 0
         for digest, source in by_group[group].items():
+            if group == PAGES:
+                room = 0
             if room == 0 and source.size:
                 frames.append([])
                 sizes.append(0)
-                room = fmt.FRAME_RAW_MAX
+                room = frame_size
             place = (len(frames) - 1, sizes[-1]) if source.size else (0, 0)
             blobs[digest] = (len(blobs), fmt.Blob(bytes.fromhex(digest), *place, source.size))
             start = 0
@@ -146,7 +207,7 @@ def _lay_out(
                 if room == 0:
                     frames.append([])
                     sizes.append(0)
-                    room = fmt.FRAME_RAW_MAX
+                    room = frame_size
                 stop = min(source.size, start + room)
                 frames[-1].append((source, start, stop))
                 sizes[-1] += stop - start
@@ -197,11 +258,33 @@ def _kept_frame(path: Path) -> bytes | None:
 def _read(source: _Source, start: int, stop: int) -> bytes:
     if isinstance(source.content, bytes):
         return source.content[start:stop]
+    if isinstance(source.content, Parts):
+        return read_parts(source.content, start, stop)
     with source.content.open("rb") as file:
         file.seek(start)
         data = file.read(stop - start)
     if len(data) != stop - start:
         raise OSError(f"{source.content} changed while it was packed")
+    return data
+
+
+def read_parts(content: Parts, start: int, stop: int) -> bytes:
+    """Return the bytes `start` to `stop` of content that is put together; raises OSError."""
+    found = []
+    place = 0
+    with content.path.open("rb") as file:
+        for part in content.parts:
+            first, last = (0, len(part)) if isinstance(part, bytes) else part
+            a, b = max(first, first + start - place), min(last, first + stop - place)
+            if a < b and isinstance(part, bytes):
+                found.append(part[a:b])
+            elif a < b:
+                file.seek(a)
+                found.append(file.read(b - a))
+            place += last - first
+    data = b"".join(found)
+    if len(data) != min(stop, place) - start:
+        raise OSError(f"{content.path} changed while it was packed")
     return data
 
 
@@ -222,6 +305,8 @@ def _index(
             target=item.target,
             package=packages.get(item.package, -1),
             reason=reasons[item.reason],
+            size=item.size if item.chunks else 0,
+            pieces=tuple(fmt.Piece(blobs[c.sha256][0], c.ranges, c.filter) for c in item.chunks),
         )
         for item in items
     )
@@ -243,6 +328,7 @@ def _index(
                 packages=tuple(fmt.Package(n, v) for n, v in payload.packages),
                 reasons=tuple(reasons),
                 entries=entries,
+                families=payload.families,
             ),
         ),
         details=meta.details,

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from rvbundle import process
 from rvbundle.freeze import Frozen
 from rvbundle.recipe import Recipe, Workload
 from rvbundle.stage_agent import StagedAgent
-from rvbundle.trace import Trace, compare, explain_failure, run_in_tree
+from rvbundle.trace import Trace, compare, explain_failure, run_again
+from rvbundle_runtime import families
 from rvbundle_runtime.errors import ProveError, TraceError
+from rvbundle_runtime.host import read_processor
 
 _LEFT_OUT = (
     "the agent may look for a file that was left out because nothing opened it: name it in [keep] files, "
@@ -25,6 +28,7 @@ def prove(recipe: Recipe, frozen: Frozen, agent: StagedAgent, trace: Trace, imag
 
     The store is a fresh one, so that nothing that another run restored can help.
     """
+    env = _kernels(trace)
     with tempfile.TemporaryDirectory(prefix="rvbundle-prove-", dir=image.parent) as scratch:
         alone = Path(scratch) / "alone" / image.name  # no cold pack lies beside it
         alone.parent.mkdir()
@@ -40,7 +44,14 @@ def prove(recipe: Recipe, frozen: Frozen, agent: StagedAgent, trace: Trace, imag
                 expected = trace.workloads[number - 1].stdout
                 difference = compare(expected, found, workload.tolerance)
                 if difference:
-                    _explain_difference(recipe, frozen, agent, workload, number, expected, difference)
+                    _explain_difference(recipe, frozen, agent, workload, number, env, expected, difference)
+
+
+def _kernels(trace: Trace) -> dict[str, str]:
+    """Return what `run` without a cold pack holds numeric libraries to on this machine."""
+    processor = read_processor()
+    fitting = (family for family in trace.families if not families.why_not(family, processor))
+    return next((families.environment(family, processor) for family in fitting), {})
 
 
 def _run(image: Path, workload: Workload, number: int, scratch: Path) -> str:
@@ -70,12 +81,13 @@ def _explain_difference(
     agent: StagedAgent,
     workload: Workload,
     number: int,
+    env: Mapping[str, str],
     expected: str,
     difference: str,
 ) -> None:
     """Raise the error that fits: run the workload once more in the tree to see whether it repeats itself."""
     name = f"trace workload {number} ({' '.join(workload.args) or 'no arguments'})"
-    again = run_in_tree(recipe, frozen, agent, workload, number)
+    again = run_again(recipe, frozen, agent, workload, number, env)
     if compare(expected, again, workload.tolerance):
         raise TraceError(
             f"{name} prints something else each time, in the same tree too:\n{difference}",

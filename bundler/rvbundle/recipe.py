@@ -31,7 +31,7 @@ _KEYS: dict[str, dict[str, str]] = {
     "agent": {"name": "string", "version": "string", "entry": "string", "include": "list of strings"},
     "python": {"version": "string", "requires": "list of strings", "requirements": "string"},
     "trace": {"args": "list of strings", "golden": "boolean", "tolerance": "number", "timeout": "number"},
-    "trim": {"level": "string"},
+    "trim": {"level": "string", "docstrings": "boolean"},
     "keep": {"modules": "list of strings", "files": "list of strings"},
     "run": {"network": "boolean", "env": "table of strings"},
 }
@@ -71,6 +71,7 @@ class Recipe:
     requirements: Path | None
     workloads: tuple[Workload, ...]
     trim: str
+    docstrings: bool
     keep_modules: tuple[str, ...]
     keep_files: tuple[str, ...]
     network: bool
@@ -276,6 +277,7 @@ def _interpret(reader: _Reader) -> Recipe:
         requirements=_requirements_path(reader),
         workloads=_workloads(reader),
         trim=trim,
+        docstrings=bool(reader.table("trim").get("docstrings", trim != "traced")),
         keep_modules=tuple(keep.get("modules", [])),
         keep_files=tuple(keep.get("files", [])),
         network=bool(run.get("network", False)),

@@ -37,12 +37,12 @@ def main() -> int:
         request["network"],
         request["env"],
     )
-    options = RunOptions(image="", arguments=tuple(request["args"]))
+    options = RunOptions(image="", arguments=())
     plan = planning.make_plan(
         read_host(), str(Path(request["tree"])), info, options, planning.ColdPack("", "the tree is whole")
     )
-    app = planning.Mount(request["app"], "/app", read_only=True)
-    plan = replace(plan, mounts=(app, *plan.mounts))
+    ours = (planning.Mount(source, target, read_only) for source, target, read_only in request["mounts"])
+    plan = replace(plan, mounts=(*ours, *plan.mounts))
     return supervisor.die_like(supervisor.run(plan, None))
 
 

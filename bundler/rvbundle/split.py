@@ -3,12 +3,11 @@
 import fnmatch
 import os
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rvbundle import freeze
 from rvbundle.analysis import Reach
-from rvbundle.freeze import Frozen, FrozenFile, module_name
+from rvbundle.freeze import Frozen, FrozenFile, module_name, modules_matching
 from rvbundle.recipe import Recipe
 from rvbundle.trace import Trace
 
@@ -70,11 +69,12 @@ _DATA_ROLES = (freeze.DATA, freeze.PROGRAM)  # a package's own programs are data
 
 @dataclass(frozen=True)
 class Placed:
-    """A file with its side and the reason for it."""
+    """A file with its side and the reason for it. `kept`: the recipe wants it in the image, and whole."""
 
     file: FrozenFile
     hot: bool
     reason: str
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def split(
     recipe: Recipe, frozen: Frozen, trace: Trace, reach: Reach, recorded: frozenset[str] = frozenset()
 ) -> Split:
     """Place every file of `frozen`; `recorded` are paths that runs had to restore."""
-    placer = _Placer(recipe, frozen, trace.opened_by(), reach, recorded)
+    placer = _Placer(recipe, frozen, trace, reach, recorded)
     placed = tuple(placer.place(file) for file in frozen.files)
     return Split(placed, cold_list(frozen, placed))
 
@@ -99,17 +99,18 @@ class _Placer:
         self,
         recipe: Recipe,
         frozen: Frozen,
-        opened: Mapping[str, int],
+        trace: Trace,
         reach: Reach,
         recorded: frozenset[str],
     ) -> None:
         self._recorded = recorded
         self._recipe = recipe
         self._frozen = frozen
-        self._opened = opened
+        self._opened = trace.opened_by()
+        self._extra = frozenset(trace.extra)
         self._reach = reach
         self._kept_modules = {
-            pattern: _modules_to_keep(pattern, list(frozen.modules())) for pattern in recipe.keep_modules
+            pattern: modules_matching(pattern, list(frozen.modules())) for pattern in recipe.keep_modules
         }
         self._stdlib = frozen.stdlib + "/"
         self._site = f"{frozen.stdlib}/site-packages/"
@@ -121,9 +122,14 @@ class _Placer:
             return Placed(file, True, "part of every image")
         if file.role == freeze.TAIL:
             return Placed(file, False, "symbol tables and debug sections: only debuggers read them")
-        hot = self._kept(file)
+        kept = self._kept(file)
+        if kept is not None:
+            return Placed(file, True, kept, kept=True)
+        hot = None
         if hot is None and file.path in self._opened:
             hot = f"opened by trace {self._opened[file.path]}{self._and_reach(file)}"
+        if hot is None and file.path in self._extra:
+            hot = "opened while errors were provoked and the modules of [keep] were imported"
         if hot is None and file.path in self._recorded:
             hot = "restored in a recorded run"
         if hot is None:
@@ -158,7 +164,7 @@ class _Placer:
             return "the file by which Python finds its library"
         if name.startswith("_socket.") and file.path.startswith(f"{self._stdlib}lib-dynload/"):
             return "the import finder talks to the pager with it"
-        if file.role == freeze.METADATA:
+        if file.role == freeze.METADATA and not _for_people(file.path):
             return "metadata of an installed distribution"
         if file.role == freeze.LIBRARY and name.startswith(_ALWAYS_HOT_LIBRARIES):
             return "part of the C library"
@@ -193,6 +199,8 @@ class _Placer:
         inner = self._frozen.inner(file.path)
         if file.role == freeze.SOURCE:
             return "a source: its bytecode is what runs"
+        if file.role == freeze.METADATA:
+            return "metadata that only installers and people read"
         if file.role in _DATA_ROLES:
             return f"{self._cold_data(inner)}, and no trace opened it"
         if file.role == freeze.LIBRARY:
@@ -209,15 +217,10 @@ class _Placer:
         return None
 
 
-def _modules_to_keep(pattern: str, modules: list[str]) -> set[str]:
-    """Return the modules that a name or glob means, all below them, and the parents that they need."""
-    kept = {pattern[:place] for place, letter in enumerate(pattern) if letter == "."} - {""}
-    for module in modules:
-        parts = module.split(".")
-        above = [".".join(parts[: count + 1]) for count in range(len(parts))]
-        if any(name == pattern or fnmatch.fnmatchcase(name, pattern) for name in above):
-            kept.update(above)
-    return kept
+def _for_people(path: str) -> bool:
+    """Tell whether a file of a *.dist-info folder is a list for installers, a licence or the like."""
+    inner = path.rpartition(".dist-info/")[2]
+    return inner == "RECORD" or inner.startswith(("licenses/", "sboms/"))
 
 
 def cold_list(frozen: Frozen, placed: tuple[Placed, ...]) -> str:
@@ -238,7 +241,7 @@ def cold_list(frozen: Frozen, placed: tuple[Placed, ...]) -> str:
             if stem == "__init__":
                 folder, _, stem = folder.rpartition("/")
             folders[folder][stem].append(item)
-        elif role in _DATA_ROLES and not item.hot and "\n" not in name:
+        elif role in (*_DATA_ROLES, freeze.METADATA) and not item.hot and "\n" not in name:
             data[folder].append(name)
     namespaces = _cold_namespaces(frozen, placed)
     sections = []

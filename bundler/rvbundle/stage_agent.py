@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from rvbundle.compiler import compile_sources
+from rvbundle.compiler import Job, compile_sources
 from rvbundle.environment import Interpreter
 from rvbundle.recipe import Recipe
 
@@ -68,7 +68,7 @@ def stage(recipe: Recipe, interpreter: Interpreter, folder: Path) -> None:
             place = root / path
             bytecode = place.parent / "__pycache__" / f"{place.stem}.{interpreter.cache_tag}.pyc"
             bytecode.parent.mkdir(exist_ok=True)
-            jobs.append((place, bytecode, f"/{APP}/{path}"))
+            jobs.append(Job(place, bytecode, f"/{APP}/{path}"))
     compile_sources(interpreter, jobs)
 
 

@@ -10,18 +10,24 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rvbundle import process, run_tree
+from rvbundle import native, process, run_tree
 from rvbundle.filewatch import FileWatch
-from rvbundle.freeze import Frozen, module_name
+from rvbundle.freeze import Frozen, module_name, modules_matching
+from rvbundle.pages import PageTrace, dump_runs, load_runs, parse_record
 from rvbundle.recipe import Recipe, Workload
 from rvbundle.stage_agent import StagedAgent
+from rvbundle_runtime import families as families_
 from rvbundle_runtime.errors import SandboxError, TraceError
+from rvbundle_runtime.families import Family, Processor
 
-_FORMAT = 1
+_FORMAT = 2
+_TRACER, _RECORDS, _EXERCISE = "/trace/tracer.so", "/trace/pages", "/trace/exercise.py"
+_NOT_BY_PAGE = "the workloads fail while their pages are watched; libraries stay whole"
 # Also a sign: "-0.5" and "0.5" are different numbers, "3-5" are two.
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)(?![\w])")
 
@@ -38,11 +44,19 @@ class WorkloadTrace:
 
 @dataclass(frozen=True)
 class Trace:
-    """All workloads' records. `pages` and `families` are for traces by page, one per CPU kernel family."""
+    """All workloads' records, once for every CPU kernel family (the outputs are those of the first).
+
+    `extra` are files opened while errors were provoked and the modules of [keep] were imported; `pages`
+    {path of a library: its pages}; `whole` {path: why its pages could not be watched}; `note` is not ""
+    where no pages could be watched at all.
+    """
 
     workloads: tuple[WorkloadTrace, ...]
-    pages: Mapping[str, tuple[int, ...]]
-    families: tuple[str, ...]
+    extra: tuple[str, ...] = ()
+    pages: Mapping[str, PageTrace] = field(default_factory=dict)
+    whole: Mapping[str, str] = field(default_factory=dict)
+    families: tuple[Family, ...] = ()
+    note: str = ""
 
     def opened_by(self) -> dict[str, int]:
         """Return {path: number of the first workload that opened it}, counted from 1."""
@@ -56,6 +70,9 @@ class Trace:
 def dumps(trace: Trace, key: dict[str, Any]) -> str:
     """Return the record as JSON that a version control system can show the changes of."""
     value = {"format": _FORMAT, "key": key, **asdict(trace)}
+    value["pages"] = {
+        path: [dump_runs(pages.touched), dump_runs(pages.watched)] for path, pages in trace.pages.items()
+    }
     return json.dumps(value, sort_keys=True, indent=0, ensure_ascii=False) + "\n"
 
 
@@ -69,21 +86,92 @@ def loads(text: str) -> tuple[Trace, dict[str, Any]]:
             WorkloadTrace(tuple(w["args"]), tuple(w["modules"]), tuple(w["opened"]), w["stdout"])
             for w in value["workloads"]
         )
-        pages = {path: tuple(numbers) for path, numbers in value["pages"].items()}
-        return Trace(workloads, pages, tuple(value["families"])), dict(value["key"])
+        pages = {path: PageTrace(*map(load_runs, texts)) for path, texts in value["pages"].items()}
+        families = tuple(families_.from_json(family) for family in value["families"])
+        whole = {str(path): str(why) for path, why in value["whole"].items()}
+        return (
+            Trace(workloads, tuple(value["extra"]), pages, whole, families, value["note"]),
+            dict(value["key"]),
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no trace record: {error}") from None
 
 
-def trace(recipe: Recipe, frozen: Frozen, agent: StagedAgent) -> Trace:
+@dataclass(frozen=True)
+class _Watch:
+    """How a run in the tree is held to a family of kernels, and where records of its pages go."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    records: Path | None = None
+
+
+def trace(recipe: Recipe, frozen: Frozen, agent: StagedAgent, processor: Processor) -> Trace:
     """Run the workloads; raises TraceError for one that fails or hangs."""
-    records = []
+    if recipe.trim != "traced" or not native.exists(frozen.arch, native.TRACER):
+        plain, _ = _run_all(recipe, frozen, agent, (_Watch(),))
+        return Trace(plain)
+    families = families_.to_trace(frozen.arch, processor, frozen.numpy_dispatch)
+    with tempfile.TemporaryDirectory(prefix="rvbundle-pages-") as scratch:
+        records = Path(scratch)
+        envs = [families_.environment(family, processor) for family in families] or [{}]
+        watches = tuple(_Watch(env, records) for env in envs)
+        try:
+            workloads, modules = _run_all(recipe, frozen, agent, watches)
+        except TraceError:
+            # Is it the agent, or that it can't be watched (it takes SIGSEGV for itself by a system call)?
+            workloads, _ = _run_all(recipe, frozen, agent, (_Watch(),))
+            return Trace(workloads, note=_NOT_BY_PAGE)
+        extra = _exercise(recipe, frozen, agent, modules, watches[0])
+        pages, whole = _read_records(records)
+        return Trace(workloads, extra, pages, whole, families)
+
+
+def _run_all(
+    recipe: Recipe, frozen: Frozen, agent: StagedAgent, watches: tuple[_Watch, ...]
+) -> tuple[tuple[WorkloadTrace, ...], frozenset[str]]:
+    """Run every workload once per watch, those of one workload side by side; also return all modules."""
+    records: list[WorkloadTrace] = []
+    modules: set[str] = set()
     for number, workload in enumerate(recipe.workloads, 1):
-        with FileWatch(frozen.tree) as watch:
-            stdout = run_in_tree(recipe, frozen, agent, workload, number)
-        opened = tuple(sorted(watch.opened))
-        records.append(WorkloadTrace(workload.args, _modules(frozen, opened), opened, stdout))
-    return Trace(tuple(records), {}, ())
+
+        def run(watch: _Watch, workload: Workload = workload, number: int = number) -> str:
+            return _run_in_tree(recipe, frozen, agent, workload, number, watch)
+
+        with FileWatch(frozen.tree) as seen, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            outputs = list(pool.map(run, watches))
+        opened = tuple(sorted(seen.opened))
+        found = _modules(frozen, opened)
+        modules.update(found)
+        records.append(WorkloadTrace(workload.args, found, opened, outputs[0]))
+    return tuple(records), frozenset(modules)
+
+
+def _exercise(
+    recipe: Recipe, frozen: Frozen, agent: StagedAgent, modules: frozenset[str], watch: _Watch
+) -> tuple[str, ...]:
+    """Provoke errors and import what [keep] names; return the files that this opened."""
+    known = list(frozen.modules())
+    kept = sorted({name for pattern in recipe.keep_modules for name in modules_matching(pattern, known)})
+    traced = sorted({name.partition(".")[0] for name in modules})
+    words = ("/usr/bin/python3", _EXERCISE, json.dumps({"modules": kept, "traced": traced}))
+    with FileWatch(frozen.tree) as seen:
+        _in_tree(recipe, frozen, agent, words, _EXERCISE_TIMEOUT, watch)
+    return tuple(sorted(seen.opened))
+
+
+_EXERCISE_TIMEOUT = 300.0  # seconds
+
+
+def _read_records(folder: Path) -> tuple[dict[str, PageTrace], dict[str, str]]:
+    pages, whole = {}, {}
+    for path in sorted(folder.iterdir()):
+        if path.name == "skipped":
+            for line in path.read_text().splitlines():
+                name, _, reason = line.partition("\t")
+                whole[name.lstrip("/")] = reason
+        elif path.name.startswith("%"):
+            pages[path.name.replace("%", "/")[1:]] = parse_record(path.read_bytes())
+    return pages, whole
 
 
 def _modules(frozen: Frozen, opened: tuple[str, ...]) -> tuple[str, ...]:
@@ -92,33 +180,73 @@ def _modules(frozen: Frozen, opened: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted({module_name(path) for path in inner if path.endswith(suffixes)}))
 
 
-def run_in_tree(recipe: Recipe, frozen: Frozen, agent: StagedAgent, workload: Workload, number: int) -> str:
-    """Run one workload in the frozen tree, sandboxed as it will be in the image; return its stdout."""
+def run_again(
+    recipe: Recipe,
+    frozen: Frozen,
+    agent: StagedAgent,
+    workload: Workload,
+    number: int,
+    env: Mapping[str, str],
+) -> str:
+    """Run one workload in the frozen tree, sandboxed as it will be in the image; return its stdout.
+
+    `env` are variables beside the recipe's. Raises TraceError.
+    """
+    return _run_in_tree(recipe, frozen, agent, workload, number, _Watch(env))
+
+
+def _run_in_tree(
+    recipe: Recipe,
+    frozen: Frozen,
+    agent: StagedAgent,
+    workload: Workload,
+    number: int,
+    watch: _Watch,
+) -> str:
+    done = _in_tree(recipe, frozen, agent, (*agent.argv, *workload.args), workload.timeout, watch)
+    _raise_sandbox_error(done)
+    explain_failure(done, workload, number, "the frozen tree")
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _in_tree(
+    recipe: Recipe,
+    frozen: Frozen,
+    agent: StagedAgent,
+    argv: tuple[str, ...],
+    timeout: float,
+    watch: _Watch,
+) -> process.Finished:
+    mounts = [[str(agent.folder), "/app", True]]
+    env = {**watch.env, **recipe.env}
+    if watch.records:
+        mounts += [
+            [str(native.library(frozen.arch, native.TRACER)), _TRACER, True],
+            [str(watch.records), _RECORDS, False],
+            [str(Path(__file__).parent / "inside" / "exercise.py"), _EXERCISE, True],
+        ]
+        env |= {"LD_AUDIT": _TRACER, "RVBUNDLE_TRACE_PAGES": _RECORDS}
     request = {
         "tree": str(frozen.tree),
-        "app": str(agent.folder),
+        "mounts": mounts,
         "name": recipe.name,
         "version": recipe.version,
         "arch": frozen.arch,
         "python": frozen.python_version,
         "libdir": frozen.libdir,
         "network": recipe.network,
-        "env": recipe.env,
-        "argv": [*agent.argv],
-        "args": [*workload.args],
+        "env": env,
+        "argv": [*argv],
     }
     with tempfile.TemporaryDirectory(prefix="rvbundle-trace-") as scratch:
-        done = process.run(
+        return process.run(
             [sys.executable, "-m", "rvbundle.run_tree"],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
             cwd=Path(scratch),
             stdin=json.dumps(request).encode(),
-            timeout=workload.timeout,
+            timeout=timeout,
             check=False,
         )
-    _raise_sandbox_error(done)
-    explain_failure(done, workload, number, "the frozen tree")
-    return done.stdout.decode("utf-8", "replace")
 
 
 def _raise_sandbox_error(done: process.Finished) -> None:

@@ -45,6 +45,7 @@ _RUN_TIME = tuple(
     b" __cxa_call_terminate _ZSt9terminatev".split()
 )
 _EM_X86_64, _EM_AARCH64 = 62, 183
+_HDR_HEAD = 12  # bytes of .eh_frame_hdr before its table, as every linker writes it
 _PAD_SIZE = 64  # of a landing pad that only destroys and goes on
 _OMIT, _INDIRECT = 0xFF, 0x80  # DW_EH_PE_*
 _SIZES = {0x00: 8, 0x02: 2, 0x03: 4, 0x04: 8, 0x0A: 2, 0x0B: 4, 0x0C: 8}  # of an encoded pointer
@@ -77,7 +78,7 @@ class TrimPlan:
 
     size: int  # of the original file
     hot: tuple[Range, ...]  # kept: sorted, merged, on page bounds where inside a PT_LOAD
-    cold: tuple[Range, ...]  # the rest of the PT_LOADs that are not writable
+    cold: tuple[Range, ...]  # the rest of the PT_LOADs that are not writable, and what only debuggers read
     headers: bytes  # the new ELF header
     table: bytes  # the new program header table,
     table_offset: int  # and where it goes
@@ -86,6 +87,8 @@ class TrimPlan:
     segments: tuple[Segment, ...] = ()
     marks: tuple[Range, ...] = ()  # cold bytes that the file holds too: see _Unwind.marks
     notes: tuple[str, ...] = ()  # for reports: what was kept though it might have gone
+    places: tuple[tuple[str, Range], ...] = ()  # the sections' file offsets
+    tables: tuple[tuple[str, Range], ...] = ()  # (section, its hot file offsets) of what is rows of numbers
 
     @property
     def kept(self) -> tuple[Range, ...]:
@@ -153,18 +156,20 @@ def plan(
     page: int = 4096,
     cover: bool = True,
     pads: bool = False,
+    symbols: bool = True,
 ) -> TrimPlan:
     """Plan what is kept of the library `data`.
 
     `touched` and `watched` hold page numbers (address as linked // `page`): those that were used, and those
     whose use would have been seen. What is kept is aligned to `grain`; up to `gap` absent grains
     between two kept ones are kept too. `cover` adds the PT_LOADs without permission (see above).
+    `symbols` keeps symbol tables that only debuggers read.
     `pads` keeps the landing pads of functions on used pages, which an exception runs that no trace has seen.
     """
     with memoryview(data) as view:
         try:
             elf = _read(view, grain)
-            return _plan(view, elf, touched, watched, grain, gap, page, cover, pads)
+            return _plan(view, elf, touched, watched, grain, gap, page, cover, pads, symbols)
         except _WholeError as error:
             return _whole(view, str(error))
         except _DAMAGED as error:
@@ -327,6 +332,7 @@ def _plan(
     page: int,
     cover: bool,
     pads: bool,
+    symbols: bool,
 ) -> TrimPlan:
     pages = _Pages(len(view), grain)
     trimmed = [load for load in elf.loads if load.trimmed]
@@ -343,7 +349,7 @@ def _plan(
             if section.name in _UNWIND and section.kind != _SHT_NOBITS:
                 pages.keep(section.offset, section.offset + section.size)
         pages.close_gaps(trimmed, gap)
-    return _result(view, elf, pages, cover, marks, tuple(notes))
+    return _result(view, elf, pages, cover, symbols, marks, tuple(notes))
 
 
 def _keep_unwind(
@@ -453,7 +459,13 @@ def _keep_stubs(view: memoryview, elf: _Elf, pages: _Pages) -> None:
 
 
 def _result(
-    view: memoryview, elf: _Elf, pages: _Pages, cover: bool, marks: tuple[Range, ...], notes: tuple[str, ...]
+    view: memoryview,
+    elf: _Elf,
+    pages: _Pages,
+    cover: bool,
+    symbols: bool,
+    marks: tuple[Range, ...],
+    notes: tuple[str, ...],
 ) -> TrimPlan:
     grain = pages.grain
     cold: list[Range] = []
@@ -481,6 +493,8 @@ def _result(
         segments.append(Segment(load.vaddr, load.offset, load.filesz, prot, gone))
     if len(table) > _MOST_HEADERS:
         raise _WholeError("too many program headers")
+    if not symbols:
+        cold += _only_for_debuggers(elf, len(view))
     cold = list(_merge(cold))
     # ld.so takes the table from memory if the pages of a PT_LOAD reach it, also where it then clears
     # them as .bss: the table stays clear of the last page of every one, whatever the page size.
@@ -507,7 +521,46 @@ def _result(
         segments=tuple(segments),
         marks=marks,
         notes=notes,
+        places=tuple(
+            (s.name, Range(s.offset, s.offset + s.size))
+            for s in elf.sections
+            if s.kind != _SHT_NOBITS and s.size
+        ),
+        tables=tuple(_tables(elf, _merge([*hot, *marks]))),
     )
+
+
+def _only_for_debuggers(elf: _Elf, size: int) -> Iterator[Range]:
+    """Yield symbol tables and debug sections that lie apart from all that is loaded or read by name."""
+    taken = [Range(load.offset, load.offset + load.filesz) for load in elf.loads]
+    taken += [Range(p[2], p[2] + p[5]) for p in elf.programs]
+    header = elf.header
+    taken += [Range(0, _EHDR.size), Range(header[5], header[5] + header[10] * _PHDR.size)]
+    taken.append(Range(header[6], header[6] + header[12] * _SHDR.size))
+    debug = []
+    for section in elf.sections:
+        part = Range(section.offset, min(section.offset + section.size, size))
+        strip = section.name in (".symtab", ".strtab") or section.name.startswith(".debug_")
+        if section.flags & _SHF_ALLOC or not strip:
+            taken += [part] if section.kind != _SHT_NOBITS else []
+        elif section.kind != _SHT_NOBITS and part.start < part.stop:
+            debug.append(part)
+    for part in debug:
+        if not any(part.start < other.stop and other.start < part.stop for other in taken):
+            yield part
+
+
+def _tables(elf: _Elf, kept: tuple[Range, ...]) -> Iterator[tuple[str, Range]]:
+    """Yield what is kept of relocations, symbols and the table in .eh_frame_hdr, in whole words."""
+    for section in elf.sections:
+        word = {".rela.dyn": 8, ".rela.plt": 8, ".eh_frame_hdr": 4, ".dynsym": 8}.get(section.name)
+        if word is None or section.kind == _SHT_NOBITS:
+            continue
+        start = section.offset + (_HDR_HEAD if section.name == ".eh_frame_hdr" else 0)
+        for part in kept:
+            a, b = max(part.start, _up(start, word)), min(part.stop, section.offset + section.size)
+            if b - a >= word:
+                yield section.name, Range(a, b - (b - a) % word)
 
 
 def _merge(ranges: Iterable[Range]) -> tuple[Range, ...]:

@@ -1,47 +1,78 @@
-"""Compile tracer.c for each target with ``zig cc`` (PyPI: ziglang). Standard library only."""
+"""Compile tracer.c and guard.c for each target with ``zig cc`` (PyPI: ziglang). Standard library only."""
 
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parent / "tracer.c"
+FOLDER = Path(__file__).resolve().parent
+LIBRARIES = ["tracer", "guard"]
 TARGETS = ["x86_64-linux-gnu.2.17", "aarch64-linux-gnu.2.17", "riscv64-linux-gnu.2.27"]
 COMPILE = [
     "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined",
     "-fPIC", "-fvisibility=hidden", "-fno-builtin", "-fno-stack-protector",
-    "-fasynchronous-unwind-tables", "-c",
+    "-ftls-model=initial-exec", "-fasynchronous-unwind-tables", "-c",
 ]  # fmt: skip
-# No libc and no helper library: an undefined symbol must fail here, not in ld.so.
-LINK = ["-shared", "-nostdlib", "-Wl,-z,defs", "-s"]
+# No libc and no helper library: an undefined symbol must fail here, not in ld.so (the weak ones are
+# libc's and Python's, if the process has these). Nothing can unload it: handlers point there.
+LINK = ["-shared", "-nostdlib", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,-z,nodelete", "-s"]
 # Atomic operations in line, not by calling compiler-rt.
 EXTRA_FLAGS = {"aarch64": ["-mno-outline-atomics"]}
 
 
-def output(out: Path, target: str) -> Path:
-    return out / target.split("-")[0] / "tracer.so"
+def output(out: Path, target: str, library: str) -> Path:
+    return out / target.split("-")[0] / f"{library}.so"
+
+
+def is_fresh(out: Path, targets: list[str]) -> bool:
+    """Tell whether every result is there and newer than everything that it is made of."""
+    results = [output(out, target, library) for target in targets for library in LIBRARIES]
+    if not all(result.is_file() for result in results):
+        return False
+    newest = max(path.stat().st_mtime for path in FOLDER.iterdir() if path.is_file())
+    return min(result.stat().st_mtime for result in results) > newest
 
 
 def build(out: Path, targets: list[str], extra: list[str] | None = None) -> list[Path]:
-    """Return the libraries built: ``out/<architecture>/tracer.so``, one per target."""
-    results = []
-    for target in targets:
-        result = output(out, target)
-        result.parent.mkdir(parents=True, exist_ok=True)
-        compiled = result.with_suffix(f".{os.getpid()}.o")
-        # Built next to its final name and moved there: a running process may map the old one.
-        new = result.with_suffix(f".{os.getpid()}.new")
-        zig = [sys.executable, "-m", "ziglang", "cc", "-target", target]
-        flags = [*COMPILE, *EXTRA_FLAGS.get(target.split("-")[0], []), *(extra or [])]
-        subprocess.run([*zig, *flags, "-o", str(compiled), str(SOURCE)], check=True)
-        # zig tells the linker's input by its suffix: .o
-        subprocess.run([*zig, *LINK, "-o", str(new), str(compiled)], check=True)
-        compiled.unlink()
-        new.replace(result)
-        results.append(result)
-    return results
+    """Return the libraries built: ``out/<architecture>/tracer.so`` and ``guard.so`` for each target."""
+    return [
+        _build(output(out, target, library), target, library, extra or [])
+        for target in targets
+        for library in LIBRARIES
+    ]
+
+
+def _build(result: Path, target: str, library: str, extra: list[str]) -> Path:
+    result.parent.mkdir(parents=True, exist_ok=True)
+    compiled = result.with_suffix(f".{os.getpid()}.o")
+    # Built next to its final name and moved there: a running process may map the old one.
+    new = result.with_suffix(f".{os.getpid()}.new")
+    zig = [sys.executable, "-m", "ziglang", "cc", "-target", target]
+    flags = [*COMPILE, *EXTRA_FLAGS.get(target.split("-")[0], []), *extra]
+    subprocess.run([*zig, *flags, "-o", str(compiled), str(FOLDER / f"{library}.c")], check=True)
+    # zig tells the linker's input by its suffix: .o
+    subprocess.run([*zig, *LINK, "-o", str(new), str(compiled)], check=True)
+    compiled.unlink()
+    if library == "guard":
+        _init_first(new)
+    new.replace(result)
+    return result
+
+
+def _init_first(path: Path) -> None:
+    """Do what the linker's -z initfirst does, which zig doesn't know: set DF_1_INITFIRST in DT_FLAGS_1."""
+    data = bytearray(path.read_bytes())
+    (offset,), (count,) = struct.unpack_from("<Q", data, 32), struct.unpack_from("<H", data, 56)
+    programs = [struct.unpack_from("<IIQQQQQQ", data, offset + 56 * i) for i in range(count)]
+    (dynamic,) = [p for p in programs if p[0] == 2]  # PT_DYNAMIC
+    places = range(dynamic[2], dynamic[2] + dynamic[5], 16)
+    (place,) = [p for p in places if struct.unpack_from("<Q", data, p)[0] == 0x6FFFFFFB]  # DT_FLAGS_1
+    (flags,) = struct.unpack_from("<Q", data, place + 8)
+    struct.pack_into("<Q", data, place + 8, flags | 0x20)
+    path.write_bytes(data)
 
 
 if __name__ == "__main__":

@@ -20,32 +20,18 @@
  * own, errno stays untouched, and everything here is async-signal-safe.
  */
 #define _GNU_SOURCE
+#include "bare.h"
+
 #include <elf.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <link.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#ifndef MADV_WIPEONFORK
-#define MADV_WIPEONFORK 18 /* Linux 4.14, glibc 2.27 */
-#endif
-
-#define EXPORT __attribute__((visibility("default")))
 #define PAGE ((uintptr_t)4096) /* the grain of the record, whatever the kernel's page size */
-#define MIN_FILE_SIZE (256 * 1024)
+#define MIN_FILE_SIZE (96 * 1024)
 #define MAX_LIBRARIES 1024
 #define MAX_LOADS 8      /* read-only or executable PT_LOADs of one library */
 #define MAX_HEADERS 64   /* program headers */
 #define MAX_SECTIONS 256 /* section headers */
-#define MAX_PATH 4096
 
 /*
  * Threads that fault on one page at the same time each get here once, and find the page usable when
@@ -92,177 +78,6 @@ static struct image image;
 static char folder[MAX_PATH], prefix[MAX_PATH] = "/usr/";
 static uintptr_t grain = PAGE; /* what mprotect() can work on: the kernel's page size, if larger */
 static bool has_bti, enabled;
-
-/* ---- the little that is needed of a libc ---- */
-
-#if defined(__x86_64__)
-static long sys6(long n, long a, long b, long c, long d, long e, long f)
-{
-    long result;
-    register long r10 __asm__("r10") = d;
-    register long r8 __asm__("r8") = e;
-    register long r9 __asm__("r9") = f;
-    __asm__ volatile("syscall"
-                     : "=a"(result)
-                     : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
-                     : "rcx", "r11", "memory");
-    return result;
-}
-/* Exactly these instructions: unwinders and gdb know a signal frame by their bytes. */
-__asm__(".text\n.type rvb_restore,@function\n.hidden rvb_restore\n"
-        "rvb_restore: .byte 0x48,0xc7,0xc0,0x0f,0,0,0,0x0f,0x05\n"); /* mov $15,%rax; syscall */
-void rvb_restore(void);
-#elif defined(__aarch64__)
-static long sys6(long n, long a, long b, long c, long d, long e, long f)
-{
-    register long x8 __asm__("x8") = n;
-    register long x0 __asm__("x0") = a;
-    register long x1 __asm__("x1") = b;
-    register long x2 __asm__("x2") = c;
-    register long x3 __asm__("x3") = d;
-    register long x4 __asm__("x4") = e;
-    register long x5 __asm__("x5") = f;
-    __asm__ volatile("svc 0"
-                     : "+r"(x0)
-                     : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5)
-                     : "memory");
-    return x0;
-}
-#elif defined(__riscv) && __riscv_xlen == 64
-static long sys6(long n, long a, long b, long c, long d, long e, long f)
-{
-    register long a7 __asm__("a7") = n;
-    register long a0 __asm__("a0") = a;
-    register long a1 __asm__("a1") = b;
-    register long a2 __asm__("a2") = c;
-    register long a3 __asm__("a3") = d;
-    register long a4 __asm__("a4") = e;
-    register long a5 __asm__("a5") = f;
-    __asm__ volatile("ecall"
-                     : "+r"(a0)
-                     : "r"(a7), "r"(a1), "r"(a2), "r"(a3), "r"(a4), "r"(a5)
-                     : "memory");
-    return a0;
-}
-#else
-#error "unknown architecture"
-#endif
-
-static long sys4(long n, long a, long b, long c, long d)
-{
-    return sys6(n, a, b, c, d, 0, 0);
-}
-
-/* The compiler may call these by itself. */
-void *memcpy(void *restrict to, const void *restrict from, size_t size)
-{
-    for (size_t i = 0; i < size; i++)
-        ((char *)to)[i] = ((const char *)from)[i];
-    return to;
-}
-
-void *memset(void *to, int value, size_t size)
-{
-    for (size_t i = 0; i < size; i++)
-        ((char *)to)[i] = (char)value;
-    return to;
-}
-
-static bool same_bytes(const void *a, const void *b, size_t size)
-{
-    for (size_t i = 0; i < size; i++)
-        if (((const char *)a)[i] != ((const char *)b)[i])
-            return false;
-    return true;
-}
-
-static size_t length(const char *s)
-{
-    size_t n = 0;
-    while (s[n])
-        n++;
-    return n;
-}
-
-static bool starts_with(const char *s, const char *start)
-{
-    while (*start)
-        if (*s++ != *start++)
-            return false;
-    return true;
-}
-
-static const char *base_name(const char *path)
-{
-    const char *base = path;
-    for (; *path; path++)
-        if (*path == '/')
-            base = path + 1;
-    return base;
-}
-
-/* Appends to a string in a buffer of MAX_PATH bytes; false when it doesn't fit. */
-static bool append(char *to, const char *s)
-{
-    size_t have = length(to), more = length(s);
-    if (have + more >= MAX_PATH)
-        return false;
-    memcpy(to + have, s, more + 1);
-    return true;
-}
-
-static bool append_number(char *to, unsigned long n)
-{
-    char digits[24];
-    size_t at = sizeof digits - 1;
-    digits[at] = 0;
-    do
-        digits[--at] = (char)('0' + n % 10);
-    while (n /= 10);
-    return append(to, digits + at);
-}
-
-static int open_file(const char *path, int flags)
-{
-    return (int)sys4(SYS_openat, AT_FDCWD, (long)path, flags | O_CLOEXEC, 0644);
-}
-
-static void close_file(int fd)
-{
-    sys4(SYS_close, fd, 0, 0, 0);
-}
-
-static bool read_at(int fd, void *to, size_t size, uint64_t offset)
-{
-    return sys4(SYS_pread64, fd, (long)to, (long)size, (long)offset) == (long)size;
-}
-
-static bool write_all(int fd, const void *from, size_t size)
-{
-    for (size_t done = 0; done < size;) {
-        long n = sys4(SYS_write, fd, (long)((const char *)from + done), (long)(size - done), 0);
-        if (n == -EINTR)
-            continue;
-        if (n <= 0)
-            return false;
-        done += (size_t)n;
-    }
-    return true;
-}
-
-/* NULL on failure. fd -1: zeroed private memory. */
-static void *map_memory(size_t size, int fd)
-{
-    int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
-    long at = sys6(SYS_mmap, 0, (long)size, PROT_READ | PROT_WRITE, flags, fd, 0);
-    return at < 0 && at > -4096 ? NULL : (void *)at;
-}
-
-static void unmap_memory(void *at, size_t size)
-{
-    if (at)
-        sys4(SYS_munmap, (long)at, (long)size, 0, 0);
-}
 
 /* ---- bitmaps and page protection ---- */
 
@@ -356,29 +171,6 @@ static void allow_segv(sigset_t *set)
     *(unsigned long *)set &= ~segv_bit; /* glibc's sigset_t starts with the kernel's 64 bits */
 }
 
-/* The kernel's struct sigaction, see rt_sigaction(2); only some architectures have a restorer. */
-struct kernel_action {
-    void *handler;
-    unsigned long flags;
-#if defined(__x86_64__) || defined(__aarch64__)
-    void *restorer;
-#endif
-    unsigned long mask;
-#if defined(__riscv)
-    unsigned long spare; /* QEMU 7.2 takes the mask for a restorer, and this word for the mask */
-#endif
-};
-
-static void set_kernel_action(void *handler, unsigned long flags, struct kernel_action *old)
-{
-    struct kernel_action action = {.handler = handler, .flags = flags};
-#if defined(__x86_64__)
-    action.flags |= 0x04000000; /* SA_RESTORER: obligatory there */
-    action.restorer = (void *)rvb_restore;
-#endif
-    sys4(SYS_rt_sigaction, SIGSEGV, (long)&action, (long)old, 8);
-}
-
 /* Makes page i (or the kernel's larger page around it) usable. False: not a fault of ours. */
 static bool touch(struct library *lib, uintptr_t base, size_t i)
 {
@@ -413,24 +205,14 @@ static bool serve(uintptr_t address)
 /* Back to the default: the faulting instruction runs again, and ends the process as it should. */
 static void die_by_default(const siginfo_t *info)
 {
-    set_kernel_action(SIG_DFL, 0, NULL);
+    set_kernel_action(SIGSEGV, SIG_DFL, 0, 0, NULL);
     if (info->si_code <= 0) { /* sent by kill(2) or raise(3): would not come again */
         long pid = sys4(SYS_getpid, 0, 0, 0, 0), tid = sys4(SYS_gettid, 0, 0, 0, 0);
         sys4(SYS_tgkill, pid, tid, SIGSEGV, 0);
     }
 }
 
-/*
- * A tail call leaves no frame of ours below the application's handler. An unwinder couldn't pass
- * it: dl_iterate_phdr() doesn't tell about libraries in the audit namespace.
- */
-#if __has_attribute(musttail)
-#define TAIL_CALL __attribute__((musttail)) return
-#else
-#define TAIL_CALL
-#endif
-
-static void on_fault(int signal, siginfo_t *info, void *context)
+ALIGN_STACK static void on_fault(int signal, siginfo_t *info, void *context)
 {
     if (info->si_code > 0 && serve((uintptr_t)info->si_addr))
         return;
@@ -458,30 +240,6 @@ static signal_handler (*real_signal)(int, signal_handler);
 static signal_handler (*real_sysv_signal)(int, signal_handler);
 static int (*real_sigprocmask)(int, const sigset_t *, sigset_t *);
 static int (*real_pthread_sigmask)(int, const sigset_t *, sigset_t *);
-
-/*
- * After vfork(2) the child runs in its parent's memory, but has signal handlers of its own. What it
- * sets (CPython: all to the default, before exec) must not change what we remember for the parent.
- * `owner` is the process that this memory belongs to; fork(2) zeroes it for the child, see
- * MADV_WIPEONFORK in madvise(2). Before Linux 4.14 it stays NULL, and the child's setting is taken
- * for the parent's.
- */
-static _Atomic long *owner;
-
-static bool is_vfork_child(void)
-{
-    long pid = sys4(SYS_getpid, 0, 0, 0, 0), before = 0;
-    if (!owner || atomic_compare_exchange_strong(owner, &before, pid))
-        return false;
-    return before != pid;
-}
-
-static void map_owner(void)
-{
-    owner = map_memory(grain, -1);
-    if (owner && sys4(SYS_madvise, (long)owner, (long)grain, MADV_WIPEONFORK, 0) != 0)
-        owner = NULL;
-}
 
 /* A vfork child returns from its caller's frame, so that ours must be gone before: a tail call. */
 #if __has_attribute(musttail)
@@ -948,15 +706,6 @@ static uintptr_t trace_library(const struct link_map *map)
 
 /* ---- the audit interface, see rtld-audit(7) ---- */
 
-static const char *variable(char **environment, const char *name)
-{
-    size_t n = length(name);
-    for (; *environment; environment++)
-        if (starts_with(*environment, name) && (*environment)[n] == '=')
-            return *environment + n + 1;
-    return NULL;
-}
-
 /* Page size and BTI. False: unknown, so better not to trace. */
 static bool read_auxiliary_vector(void)
 {
@@ -983,7 +732,7 @@ static bool read_auxiliary_vector(void)
 static void take_over_segv(void)
 {
     struct kernel_action before = {0};
-    set_kernel_action((void *)on_fault, SA_SIGINFO | SA_NODEFER | SA_ONSTACK, &before);
+    set_kernel_action(SIGSEGV, (void *)on_fault, SA_SIGINFO | SA_NODEFER | SA_ONSTACK, 0, &before);
     /* After execve(2) it is the default, or ignored when the parent ignored it. */
     actions[0].sa_handler = (signal_handler)before.handler;
     sys4(SYS_rt_sigprocmask, SIG_UNBLOCK, (long)&segv_bit, 0, 8); /* inherited, too */
@@ -1014,7 +763,7 @@ __attribute__((constructor)) static void start(int count, char **arguments, char
 #endif
     if (!read_auxiliary_vector())
         return;
-    map_owner();
+    map_owner(grain);
     take_over_segv();
     enabled = true;
 }

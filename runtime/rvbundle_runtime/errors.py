@@ -82,6 +82,15 @@ class ToolError(RvbundleError):
     exit_code = 111
 
 
+class AbsentError(RvbundleError):
+    """The agent ran into code that its image lacks, and no cold pack was at hand.
+
+    The guard in C says so and ends the process; nothing raises it.
+    """
+
+    exit_code = 112
+
+
 class UsageError(RvbundleError):
     """A command line that can't be understood; the code is the one that Click uses."""
 

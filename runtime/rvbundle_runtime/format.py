@@ -1,6 +1,6 @@
 """The image format: constants, the frozen types of the index, and their checks (docs/image-format.md).
 
-    header | zstd frames, at most 4 MiB raw each | index (JSON, zstd) | footer
+    header | zstd frames, at most 16 MiB raw each | index (JSON, zstd) | footer
 
 The index is found from the end of the file, so anything may stand before the header. All integers are
 little-endian; all offsets count from the header's first byte. Nothing here touches the file system.
@@ -12,12 +12,15 @@ import posixpath
 import re
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from rvbundle_runtime import filters
 from rvbundle_runtime.errors import ImageError
+from rvbundle_runtime.families import Family
+from rvbundle_runtime.families import from_json as family_from_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 KNOWN_FLAGS = 0
 
 # Like PNG's signature: a high byte, CR LF and a control-Z show text-mode damage.
@@ -30,17 +33,23 @@ FOOTER_BODY = struct.Struct("<8sIIQQQQ32s32s")
 FOOTER_CHECK_SIZE = 16  # the first bytes of the body's sha256
 FOOTER_SIZE = FOOTER_BODY.size + FOOTER_CHECK_SIZE
 
-FRAME_RAW_MAX = 4 << 20
+# The index begins with the sizes of its stable part, compressed and raw; that part and the rest are a zstd
+# frame each. A size of 0: the index is one frame.
+INDEX_HEAD = struct.Struct("<QQ")
+AGENT_PREFIX = "app/"  # what changes most often: entries below it, with their blobs and frames, are the rest
+
+FRAME_RAW_MAX = 16 << 20
 # ZSTD_compressBound for incompressible data adds less than 1/128 and 64 KiB to a frame of this size.
 FRAME_COMPRESSED_MAX = FRAME_RAW_MAX + (FRAME_RAW_MAX >> 7) + (64 << 10)
 INDEX_RAW_MAX = 256 << 20
 PATH_MAX = 4096
 UNBOUND = bytes(32)
 
-FILE, EXECUTABLE, LINK, DIRECTORY, TAIL = "f", "x", "l", "d", "t"
+FILE, EXECUTABLE, LINK, DIRECTORY, TAIL, SPARSE, RANGES = "f", "x", "l", "d", "t", "s", "r"
 # The hint for what no damage explains, since the digests are as they should be.
 FORGED = "it is damaged or forged: get it anew from a source that you trust"
-_KINDS = {FILE, EXECUTABLE, LINK, DIRECTORY, TAIL}
+_KINDS = {FILE, EXECUTABLE, LINK, DIRECTORY, TAIL, SPARSE, RANGES}
+_BESIDE = {TAIL, RANGES}  # kinds that belong to the file of the same path, rather than being one
 
 
 @dataclass(frozen=True)
@@ -76,12 +85,26 @@ class Blob:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """A blob that fills several ranges of a file, one after the other: (offset, size) in bytes each.
+
+    `filter` is the filter that the blob went through (see `filters.py`), "" for none.
+    """
+
+    blob: int
+    ranges: tuple[tuple[int, int], ...]
+    filter: str = ""
+
+
+@dataclass(frozen=True)
 class Entry:
     """One path of a payload's tree.
 
     `kind`: "f" file, "x" executable file, "l" symbolic link, "d" directory, "t" the tail (symbol tables
-    and debug sections) of the hot file of the same path. `blob` is an index into the blobs (files and
-    tails), `target` a link's text, `package` and `reason` indices into the payload's lists.
+    and debug sections) of the hot file of the same path, "s" a sparse file (a trimmed library), "r" the
+    ranges that the sparse file of the same path does not have. `blob` is an index into the blobs (files
+    and tails), `target` a link's text, `package` and `reason` indices into the payload's lists. Sparse
+    files and ranges have the `size` of the file in bytes, and `pieces` instead of a blob.
     """
 
     path: str
@@ -90,6 +113,15 @@ class Entry:
     target: str
     package: int
     reason: int
+    size: int = 0
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def blobs(self) -> tuple[int, ...]:
+        """All blobs that it needs."""
+        if self.kind in (SPARSE, RANGES):
+            return tuple(piece.blob for piece in self.pieces)
+        return (self.blob,) if self.blob >= 0 else ()
 
 
 @dataclass(frozen=True)
@@ -102,7 +134,11 @@ class Package:
 
 @dataclass(frozen=True)
 class Payload:
-    """The tree for one architecture and what is needed to start it."""
+    """The tree for one architecture and what is needed to start it.
+
+    `families` are the families of CPU kernels whose pages its trimmed libraries have; none where no
+    library is trimmed.
+    """
 
     arch: str
     source: str
@@ -112,6 +148,7 @@ class Payload:
     packages: tuple[Package, ...]
     reasons: tuple[str, ...]
     entries: tuple[Entry, ...]
+    families: tuple[Family, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -229,20 +266,66 @@ def check_link(path: str, target: str) -> None:
         raise ImageError(f"the index holds a link that leaves the tree: {path!r} -> {target[:80]!r}")
 
 
-def dump_index(index: Index) -> bytes:
-    """Return the index as canonical JSON: the same index always gives the same bytes."""
-    value = {
+def dump_index(index: Index) -> tuple[bytes, bytes]:
+    """Return the index as canonical JSON, cut behind what a change of the agent alone does not change.
+
+    The same index always gives the same bytes; both parts together are one JSON text.
+    """
+    frames, blobs = _stable_counts(index)
+    stable = {
+        "frames": [_dump_frame(f) for f in index.frames[:frames]],
+        "blobs": [_dump_blob(b) for b in index.blobs[:blobs]],
+        "entries": [[_dump_entry(e) for e in p.entries if not _is_agents(e)] for p in index.payloads],
+        "reasons": [list(p.reasons) for p in index.payloads],
+    }
+    rest = {
         "name": index.name,
         "version": index.version,
         "created_by": index.created_by,
         "network": index.network,
         "env": index.env,
-        "frames": [[f.offset, f.size, f.raw_size, f.sha256.hex()] for f in index.frames],
-        "blobs": [[b.sha256.hex(), b.frame, b.offset, b.size] for b in index.blobs],
+        "frames": [_dump_frame(f) for f in index.frames[frames:]],
+        "blobs": [_dump_blob(b) for b in index.blobs[blobs:]],
         "payloads": [_dump_payload(payload) for payload in index.payloads],
         "details": index.details,
     }
+    return b'{"stable":' + _json(stable) + b",", b'"rest":' + _json(rest) + b"}"
+
+
+def _is_agents(entry: Entry) -> bool:
+    return entry.path.startswith(AGENT_PREFIX)
+
+
+def _stable_counts(index: Index) -> tuple[int, int]:
+    """Return how many frames and blobs, from the first on, what is not the agent's needs."""
+    needed = {n for p in index.payloads for e in p.entries if not _is_agents(e) for n in e.blobs}
+    blobs = max(needed, default=-1) + 1
+    others = [blob.frame for blob in index.blobs[blobs:] if blob.size]
+    return min(others, default=len(index.frames)), blobs
+
+
+def _json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _dump_frame(frame: Frame) -> list[Any]:
+    return [frame.offset, frame.size, frame.raw_size, frame.sha256.hex()]
+
+
+def _dump_blob(blob: Blob) -> list[Any]:
+    return [blob.sha256.hex(), blob.frame, blob.offset, blob.size]
+
+
+def _dump_entry(entry: Entry) -> list[Any]:
+    what: Any = entry.target if entry.kind == LINK else entry.blob
+    if entry.kind in (SPARSE, RANGES):
+        what = [entry.size, [_dump_piece(piece) for piece in entry.pieces]]
+    return [entry.path, entry.kind, what, entry.package, entry.reason]
+
+
+def _dump_piece(piece: Piece) -> list[Any]:
+    numbers = [number for pair in piece.ranges for number in pair]
+    return [piece.blob, numbers, *([piece.filter] if piece.filter else [])]
 
 
 def _dump_payload(payload: Payload) -> dict[str, Any]:
@@ -253,12 +336,12 @@ def _dump_payload(payload: Payload) -> dict[str, Any]:
         "argv": list(payload.argv),
         "libdir": payload.libdir,
         "packages": [[p.name, p.version] for p in payload.packages],
-        "reasons": list(payload.reasons),
-        "entries": [
-            [e.path, e.kind, e.target if e.kind == LINK else e.blob, e.package, e.reason]
-            for e in payload.entries
-        ],
+        "families": [asdict(family) for family in payload.families],
+        "entries": [_dump_entry(e) for e in payload.entries if _is_agents(e)],
     }
+
+
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 
 
 def load_index(data: bytes) -> Index:
@@ -269,24 +352,28 @@ def load_index(data: bytes) -> Index:
     """
     try:
         value = json.loads(data)
+        stable, rest = value["stable"], value["rest"]
+        frames, blobs = [*stable["frames"], *rest["frames"]], [*stable["blobs"], *rest["blobs"]]
+        shares = zip(rest["payloads"], stable["entries"], stable["reasons"], strict=True)
         index = Index(
-            name=_text(value["name"]),
-            version=_text(value["version"]),
-            created_by=_text(value["created_by"]),
-            network=_flag(value["network"]),
-            env={_variable(k): _word(v) for k, v in value["env"].items()},
-            frames=tuple(Frame(_size(o), _size(c), _size(r), _digest(h)) for o, c, r, h in value["frames"]),
-            blobs=tuple(Blob(_digest(h), _size(f), _size(o), _size(s)) for h, f, o, s in value["blobs"]),
-            payloads=tuple(_load_payload(payload) for payload in value["payloads"]),
-            details=dict(value["details"]),
+            name=_text(rest["name"]),
+            version=_text(rest["version"]),
+            created_by=_text(rest["created_by"]),
+            network=_flag(rest["network"]),
+            env={_variable(k): _word(v) for k, v in rest["env"].items()},
+            frames=tuple(Frame(_size(o), _size(c), _size(r), _digest(h)) for o, c, r, h in frames),
+            blobs=tuple(Blob(_digest(h), _size(f), _size(o), _size(s)) for h, f, o, s in blobs),
+            payloads=tuple(_load_payload(*share) for share in shares),
+            details=dict(rest["details"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+    except _UNREADABLE as error:
         raise ImageError(f"the image's index can't be read ({type(error).__name__}: {error})") from None
     _check_references(index)
     return index
 
 
-def _load_payload(value: dict[str, Any]) -> Payload:
+def _load_payload(value: dict[str, Any], entries: list[Any], reasons: list[Any]) -> Payload:
+    rows = sorted([*entries, *value["entries"]], key=lambda row: (_text(row[0]), _text(row[1])))
     return Payload(
         arch=_text(value["arch"]),
         source=_text(value["source"]),
@@ -294,17 +381,31 @@ def _load_payload(value: dict[str, Any]) -> Payload:
         argv=_words(value["argv"]),
         libdir=_text(value["libdir"]),
         packages=tuple(Package(_text(n), _text(v)) for n, v in value["packages"]),
-        reasons=tuple(_text(reason) for reason in value["reasons"]),
-        entries=tuple(_load_entry(*entry) for entry in value["entries"]),
+        reasons=tuple(_text(reason) for reason in reasons),
+        entries=tuple(_load_entry(*row) for row in rows),
+        families=tuple(family_from_json(family) for family in value["families"]),
     )
 
 
-def _load_entry(path: str, kind: str, what: int | str, package: int, reason: int) -> Entry:
+def _load_entry(path: str, kind: str, what: Any, package: int, reason: int) -> Entry:
     if kind not in _KINDS:
         raise ValueError(f"unknown kind {kind!r}")
+    if kind in (SPARSE, RANGES):
+        size, pieces = what
+        loaded = tuple(_load_piece(*piece) for piece in pieces)
+        return Entry(_text(path), kind, -1, "", _integer(package), _size(reason), _size(size), loaded)
     target = _text(what) if kind == LINK else ""
     blob = -1 if kind == LINK else _integer(what)
     return Entry(_text(path), kind, blob, target, _integer(package), _size(reason))
+
+
+def _load_piece(blob: int, numbers: list[int], name: str = "") -> Piece:
+    if len(numbers) % 2:
+        raise ValueError("ranges are pairs of numbers")
+    if name and name not in filters.NAMES:
+        raise ValueError(f"unknown filter {name!r}")
+    pairs = zip(numbers[::2], numbers[1::2], strict=True)
+    return Piece(_integer(blob), tuple((_size(offset), _size(size)) for offset, size in pairs), name)
 
 
 def _text(value: Any) -> str:
@@ -377,38 +478,54 @@ def _check_references(index: Index) -> None:
         if not inside or starts[blob.frame] + blob.offset + blob.size > starts[-1]:
             raise ImageError(f"blob {blob.sha256.hex()[:12]} lies outside the frames")
     for payload in index.payloads:
-        _check_payload(payload, len(index.blobs))
+        _check_payload(payload, index.blobs)
 
 
-def _check_payload(payload: Payload, blobs: int) -> None:
+def _check_payload(payload: Payload, blobs: tuple[Blob, ...]) -> None:
     for entry in payload.entries:
-        numbers = range(blobs) if entry.kind in (FILE, EXECUTABLE, TAIL) else (-1,)
-        if entry.blob not in numbers:
+        numbers = range(len(blobs)) if entry.kind in (FILE, EXECUTABLE, TAIL) else (-1,)
+        if entry.blob not in numbers or any(p.blob not in range(len(blobs)) for p in entry.pieces):
             raise ImageError(f"{entry.path!r} refers to a blob that is not there")
+        _check_pieces(entry, blobs)
         if not -1 <= entry.package < len(payload.packages) or entry.reason >= len(payload.reasons):
             raise ImageError(f"{entry.path!r} refers to a package or reason that is not there")
     check_entries(payload.entries)
 
 
+def _check_pieces(entry: Entry, blobs: tuple[Blob, ...]) -> None:
+    """Raise ImageError unless the pieces fill ranges that lie in the file and apart from each other."""
+    for piece in entry.pieces:
+        if sum(size for _, size in piece.ranges) != blobs[piece.blob].size:
+            raise ImageError(f"a piece of {entry.path!r} has another size than its ranges")
+    end = 0
+    for offset, size in sorted(pair for piece in entry.pieces for pair in piece.ranges):
+        if offset < end or not size or offset + size > entry.size:
+            raise ImageError(f"the ranges of {entry.path!r} overlap or leave the file")
+        end = offset + size
+
+
 def check_entries(entries: Iterable[Entry]) -> None:
     """Raise ImageError unless the entries make one tree: no path twice, nothing below a file or a link.
 
-    A tail may share the path of a file, but not of a link.
+    A tail may share the path of a file, ranges that of a sparse file, but not of a link.
     """
-    kinds: dict[tuple[str, bool], str] = {}
+    kinds: dict[tuple[str, str], str] = {}
     for entry in entries:
         check_path(entry.path)
         if entry.kind == LINK:
             check_link(entry.path, entry.target)
-        key = (entry.path, entry.kind == TAIL)
+        key = (entry.path, entry.kind if entry.kind in _BESIDE else "")
         if key in kinds:
             raise ImageError(f"the index names a path twice: {entry.path!r}")
         kinds[key] = entry.kind
-    for path, is_tail in kinds:
-        if is_tail and kinds.get((path, False), FILE) not in (FILE, EXECUTABLE):
+    for path, beside in kinds:
+        kind = kinds.get((path, ""), SPARSE)
+        if beside == TAIL and kind not in (FILE, EXECUTABLE, SPARSE):
             raise ImageError(f"the index has the tail of {path!r}, which is no file")
+        if beside == RANGES and kind != SPARSE:
+            raise ImageError(f"the index has ranges of {path!r}, which is no sparse file")
         parent = posixpath.dirname(path)
         while parent:
-            if kinds.get((parent, False), DIRECTORY) != DIRECTORY:
+            if kinds.get((parent, ""), DIRECTORY) != DIRECTORY:
                 raise ImageError(f"{path!r} lies below {parent!r}, which is no folder")
             parent = posixpath.dirname(parent)

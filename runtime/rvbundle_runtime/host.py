@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rvbundle_runtime import store
 from rvbundle_runtime.errors import SandboxError
+from rvbundle_runtime.families import Processor, parse_cpuinfo
 
 # What of the caller's environment an agent may see. Everything else stays out: LD_*, PYTHON*, OMP_*,
 # OPENBLAS_* and the like change results or crash, and the rest would make runs differ from host to host.
@@ -29,6 +30,7 @@ class Host:
     environ: Mapping[str, str]
     namespaces_denied: str
     namespaces_fix: str
+    processor: Processor = field(default_factory=Processor)
 
 
 def read_host() -> Host:
@@ -45,7 +47,20 @@ def read_host() -> Host:
         environ=dict(os.environ),
         namespaces_denied=denied,
         namespaces_fix=fix,
+        processor=read_processor(),
     )
+
+
+_CPUINFO_READ = 16384  # bytes: the first processor's part, even of a machine with hundreds
+
+
+def read_processor() -> Processor:
+    """Return what the kernel says of the first processor; nothing where there is no /proc/cpuinfo."""
+    try:
+        with open("/proc/cpuinfo", "rb") as file:
+            return parse_cpuinfo(file.read(_CPUINFO_READ).decode("utf-8", "replace"))
+    except OSError:
+        return Processor()
 
 
 def _current_folder() -> str:

@@ -7,11 +7,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+from rvbundle_runtime import filters
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime.errors import ImageError
 from rvbundle_runtime.zstd import decoder
 
 _FRAMES_KEPT = 4  # decoded frames that a reader keeps: neighbours are asked for together
+
+
+def _decode_index(data: bytes, raw_size: int) -> bytes:
+    """Decode the one or two zstd frames of an index; raises ValueError."""
+    if len(data) < fmt.INDEX_HEAD.size:
+        raise ValueError("it is too short")
+    size, stable = fmt.INDEX_HEAD.unpack_from(data)
+    cut = fmt.INDEX_HEAD.size + size
+    if cut > len(data) or stable > raw_size:
+        raise ValueError("its parts do not fit its size")
+    decode = decoder()
+    first = decode(data[fmt.INDEX_HEAD.size : cut], stable) if size else b""
+    return first + decode(data[cut:], raw_size - len(first))
 
 
 class Reader:
@@ -72,7 +86,7 @@ class Reader:
             footer = self.footer
             raw = self._checked("index", footer.index_offset, footer.index_size, footer.identity)
             try:
-                data = decoder()(raw, footer.index_raw_size)
+                data = _decode_index(raw, footer.index_raw_size)
             except ValueError as error:
                 raise ImageError(f"{self.path}: the index can't be decoded ({error})", fmt.FORGED) from None
             try:
@@ -96,6 +110,18 @@ class Reader:
         if hashlib.sha256(data).digest() != blob.sha256:
             raise ImageError(f"{self.path}: blob {blob.sha256.hex()[:12]} is damaged")
         return data
+
+    def read_pieces(self, piece: fmt.Piece) -> Iterator[tuple[int, bytes]]:
+        """Yield (offset in the file, bytes) of the ranges that a piece fills; raises ImageError."""
+        data, place = self.read_blob(piece.blob), 0
+        if piece.filter:
+            try:
+                data = filters.decode(piece.filter, data)
+            except ValueError as error:
+                raise ImageError(f"{self.path}: a table can't be decoded ({error})", fmt.FORGED) from None
+        for offset, size in piece.ranges:
+            yield offset, data[place : place + size]
+            place += size
 
     def extents(self, number: int) -> Iterator[tuple[int, int, int]]:
         """Yield (frame, start, stop) for the pieces of a blob, in order; offsets count raw bytes."""

@@ -12,7 +12,7 @@ from rvbundle_runtime.host import CachePlace, Host, cache_place, read_host
 from rvbundle_runtime.image import Reader
 from rvbundle_runtime.options import RunOptions, parse_run
 
-RECORD_FORMAT = 1
+RECORD_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,12 @@ def run(host: Host, options: RunOptions, place: CachePlace, entry: tuple[str, ..
         from rvbundle_runtime.pager import Pager
 
         pager = Pager(prepared.cold, prepared.plan.info.arch, prepared.plan.root)
-    outcome = supervisor.run(prepared.plan, pager)
+    present = b""
+    if prepared.plan.info.trimmed:
+        from rvbundle_runtime.filler import initial_present
+
+        present = initial_present(prepared.unpacked)
+    outcome = supervisor.run(prepared.plan, pager, present)
     if options.record:
         _write_record(Path(options.record), prepared.unpacked)
     if held is not None:
@@ -67,6 +72,7 @@ def _write_record(path: Path, unpacked: store.Unpacked) -> None:
         "version": info.version,
         "image": info.identity,
         "restored": store.restored(unpacked),
+        "pages": {path: sorted(runs) for path, runs in sorted(store.restored_runs(unpacked).items())},
     }
     try:
         path.write_text(json.dumps(value, indent=1) + "\n")

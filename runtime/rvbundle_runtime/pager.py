@@ -1,8 +1,9 @@
 """The pager: gives a running agent what its image left out, from the cold pack (docs/pager.md).
 
-A request is 4 bytes of length and a path of the payload's tree; the answer is a status byte, 4 bytes of
-length and a text. What is asked for is written into the store's tree at its own path, where the agent
-sees it through the read-only mount, and where the next run finds it.
+A request is 4 bytes of length and a path of the payload's tree, or a zero byte, a place in a trimmed
+library and its path; the answer is a status byte, 4 bytes of length and a text (or bytes). What is asked for
+is written into the store's tree at its own path, where the agent sees it through the read-only mount, and
+where the next run finds it.
 """
 
 import contextlib
@@ -11,15 +12,19 @@ import os
 import socket
 import struct
 import threading
+from pathlib import Path
 
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime.errors import ImageError
+from rvbundle_runtime.filler import Filler
 from rvbundle_runtime.image import Reader
-from rvbundle_runtime.store import RESTORED_LIST
+from rvbundle_runtime.store import PAGES_LIST, RESTORED_LIST
 from rvbundle_runtime.zstd import decoder
 
-RESTORED, NOT_IN_PACK, FAILED = 0, 1, 2
+RESTORED, NOT_IN_PACK, FAILED, BYTES = 0, 1, 2, 3
 REQUEST = struct.Struct("<I")
+PAGE_REQUEST = struct.Struct("<BQB")  # zero (no path starts with it), offset in the library's file, flags
+SEND = 1  # flag: answer with the bytes, do not touch the store
 ANSWER = struct.Struct("<BI")
 _UCRED = struct.Struct("iII")  # struct ucred: process, user and group id
 _CONNECTIONS_MAX = 256
@@ -36,7 +41,8 @@ class Pager:
         self._arch = arch
         self._root = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._log = _open_log(os.path.join(os.path.dirname(root), RESTORED_LIST))
-        self._entries: dict[str, fmt.Entry] | None = None
+        self.filler = Filler(cold, self._root, Path(os.path.dirname(root), PAGES_LIST))
+        self._entries: dict[tuple[str, bool], fmt.Entry] | None = None
         self._lock = threading.Lock()
         self._token = os.urandom(6).hex()  # every supervisor has process id 1
         self._free = threading.Semaphore(_CONNECTIONS_MAX)
@@ -76,22 +82,45 @@ class Pager:
                     if head is None:
                         return
                     (length,) = REQUEST.unpack(head)
-                    path = _receive(connection, length) if length < fmt.PATH_MAX else None
-                    if path is None:
+                    body = _receive(connection, length) if length < fmt.PATH_MAX else None
+                    if body is None:
                         return  # no request of ours: such a client is not answered
-                    status, text = self.restore(path.decode("utf-8", "replace"))
-                    data = text.encode()
+                    status, data = self._answer(body)
                     connection.sendall(ANSWER.pack(status, len(data)) + data)
         except OSError:
             return  # the client is gone
         finally:
             self._free.release()
 
+    def _answer(self, body: bytes) -> tuple[int, bytes]:
+        if body[:1] != b"\0":
+            status, text = self.restore(body.decode("utf-8", "replace"))
+            return status, text.encode()
+        if len(body) <= PAGE_REQUEST.size:
+            return NOT_IN_PACK, b"a request for pages without a path"
+        _, offset, flags = PAGE_REQUEST.unpack_from(body)
+        path = body[PAGE_REQUEST.size :].decode("utf-8", "replace")
+        return self.restore_pages(path, offset, bool(flags & SEND))
+
+    def restore_pages(self, path: str, offset: int, send: bool) -> tuple[int, bytes]:
+        """Bring a run of the trimmed library `path` back; return a status, and a text or bytes."""
+        with self._lock:
+            try:
+                entry = self._known().get((path, True))
+                if entry is None:
+                    return NOT_IN_PACK, f"the cold pack has no pages of {path}".encode()
+                data = self.filler.fill(entry, offset, send)
+            except ImageError as error:
+                return FAILED, error.message.encode()
+            except OSError as error:
+                return FAILED, f"{path} could not be restored: {error.strerror}".encode()
+        return (RESTORED, b"") if data is None else (BYTES, data)
+
     def restore(self, path: str) -> tuple[int, str]:
         """Bring the file, link or folder `path` into the tree; return a status and a text for it."""
         with self._lock:
             try:
-                entry = self._known().get(path)
+                entry = self._known().get((path, False))
                 if entry is None:
                     return NOT_IN_PACK, f"{path} is not in the cold pack"
                 self._write(entry)
@@ -101,12 +130,12 @@ class Pager:
                 return FAILED, f"{path} could not be restored: {error.strerror}"
         return RESTORED, ""
 
-    def _known(self) -> dict[str, fmt.Entry]:
+    def _known(self) -> dict[tuple[str, bool], fmt.Entry]:
         if self._entries is None:
             payload = next((p for p in self._cold.index().payloads if p.arch == self._arch), None)
             if payload is None:
                 raise ImageError(f"the cold pack has nothing for {self._arch}")
-            self._entries = {e.path: e for e in payload.entries if e.kind != fmt.TAIL}
+            self._entries = {(e.path, e.kind == fmt.RANGES): e for e in payload.entries if e.kind != fmt.TAIL}
         return self._entries
 
     def _write(self, entry: fmt.Entry) -> None:

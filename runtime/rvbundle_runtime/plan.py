@@ -6,6 +6,8 @@
 import os.path
 from dataclasses import dataclass
 
+from rvbundle_runtime import families
+from rvbundle_runtime.absent import GUARD
 from rvbundle_runtime.errors import HostError, SandboxError
 from rvbundle_runtime.host import ENV_ALLOWED, ENV_PROXIES, Host
 from rvbundle_runtime.options import RunOptions
@@ -14,6 +16,7 @@ from rvbundle_runtime.store import PayloadInfo
 NAMESPACES, ROOT, NONE = "namespaces", "root", "none"
 HOME = "/home/agent"
 PAGER_SOCKET = "/run/rvbundle/pager"
+PRESENT_FILE = "/run/rvbundle/present"
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,14 @@ def make_plan(host: Host, root: str, info: PayloadInfo, options: RunOptions, col
     mounts = _mounts(host, options, network)
     confined = sandbox != NONE
     prefix = "" if confined else root
+    kernels, kernel_env = _choose_kernels(host, info, cold)
     choices = [
         Choice("payload", info.arch, f"native to this machine ({host.arch})"),
         Choice("emulator", "none", "the payload is native"),
         Choice("sandbox", sandbox, why_sandbox),
         Choice("network", "on" if network else "off", why_network),
         Choice("cold pack", cold.path or "none", cold.reason, warn=cold.unusable),
+        kernels,
         Choice(
             "working folder",
             host.cwd if options.cwd or not confined else "empty",
@@ -103,7 +108,7 @@ def make_plan(host: Host, root: str, info: PayloadInfo, options: RunOptions, col
         choices.append(
             Choice("memory", f"{options.memory >> 20} MiB of data per process", "--memory (RLIMIT_DATA)")
         )
-    env = _environment(host, info, options, network, confined, root)
+    env = _environment(host, info, options, network, confined, root, kernel_env)
     choices.append(Choice("environment", ", ".join(sorted(env)), "only these variables reach the agent"))
     return Plan(
         root=root,
@@ -118,6 +123,22 @@ def make_plan(host: Host, root: str, info: PayloadInfo, options: RunOptions, col
         cold=cold.path or None,
         choices=tuple(choices),
     )
+
+
+def _choose_kernels(host: Host, info: PayloadInfo, cold: ColdPack) -> tuple[Choice, dict[str, str]]:
+    """Choose the family of CPU kernels, and the variables that hold numeric libraries to it."""
+    if not info.families:
+        return Choice("CPU kernels", "any", "every kernel is in the image"), {}
+    if cold.path:
+        return Choice("CPU kernels", "any", "the cold pack has those that no trace touched"), {}
+    refused: list[str] = []
+    for family in info.families:
+        why = families.why_not(family, host.processor)
+        if not why:
+            reason = "; ".join(["without a cold pack only kernels that were traced", *refused])
+            return Choice("CPU kernels", family.name, reason), families.environment(family, host.processor)
+        refused.append(f"not {family.name}: {why}")
+    return Choice("CPU kernels", "any", f"none that were traced fit: {'; '.join(refused)}", warn=True), {}
 
 
 def _choose_sandbox(host: Host, options: RunOptions) -> tuple[str, str]:
@@ -165,7 +186,13 @@ def _mounts(host: Host, options: RunOptions, network: bool) -> tuple[Mount, ...]
 
 
 def _environment(
-    host: Host, info: PayloadInfo, options: RunOptions, network: bool, confined: bool, root: str
+    host: Host,
+    info: PayloadInfo,
+    options: RunOptions,
+    network: bool,
+    confined: bool,
+    root: str,
+    kernels: dict[str, str],
 ) -> dict[str, str]:
     env = {name: host.environ[name] for name in ENV_ALLOWED if name in host.environ}
     if network:
@@ -184,10 +211,14 @@ def _environment(
         env |= {n: host.environ[n] for n in ("HOME", "USER", "LOGNAME", "TMPDIR") if n in host.environ}
         env["PATH"] = f"{root}/usr/bin:{host.environ.get('PATH', '/usr/bin:/bin')}"
         env["LD_LIBRARY_PATH"] = f"{root}/{info.libdir}"
+    env |= kernels
     env |= info.env
     for name, value in options.env:
         if value is not None:
             env[name] = value
         elif name in host.environ:
             env[name] = host.environ[name]
+    if info.trimmed and not confined:  # in the sandbox /etc/ld.so.preload does it, whatever the environment
+        others = f":{env['LD_PRELOAD']}" if env.get("LD_PRELOAD") else ""
+        env |= {"LD_PRELOAD": f"{root}/{GUARD}{others}", "RVBUNDLE_ROOT": root}
     return env

@@ -19,9 +19,12 @@ from pathlib import Path
 
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime.errors import HostError, StoreError
+from rvbundle_runtime.families import Family, from_json
 from rvbundle_runtime.image import Reader
 
 RESTORED_LIST = "restored.txt"  # beside the tree: a line for each path that the pager has put into it
+PAGES_LIST = "pages.txt"  # beside the tree: which runs of trimmed libraries it has filled (`restored_runs`)
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _THREADS_MAX = 4  # more do not help: the disk and the page cache become the limit
 _SPARE = 16 << 20  # bytes that must stay free beside the payload itself
 
@@ -30,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class PayloadInfo:
-    """The part of an index that a run needs."""
+    """The part of an index that a run needs. `trimmed`: some of its libraries lack pages."""
 
     identity: str
     name: str
@@ -42,6 +45,8 @@ class PayloadInfo:
     libdir: str
     network: bool
     env: dict[str, str]
+    families: tuple[Family, ...] = ()
+    trimmed: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,8 @@ def describe(index: fmt.Index, payload: fmt.Payload, identity: str) -> PayloadIn
         payload.libdir,
         index.network,
         index.env,
+        payload.families,
+        any(entry.kind == fmt.SPARSE for entry in payload.entries),
     )
 
 
@@ -80,7 +87,8 @@ def find(base: Path, identity: str, arch: str) -> Unpacked | None:
     folder = base / "store" / f"{identity}-{arch}"
     try:
         value = json.loads((folder / "payload.json").read_bytes())
-        info = PayloadInfo(**{**value, "argv": tuple(value["argv"])})
+        families = tuple(from_json(family) for family in value["families"])
+        info = PayloadInfo(**{**value, "argv": tuple(value["argv"]), "families": families})
         whole = (folder / "root").is_dir()
     except (OSError, ValueError, TypeError, KeyError):
         whole = False
@@ -96,6 +104,37 @@ def restored(unpacked: Unpacked) -> list[str]:
     except OSError:
         return []
     return sorted(set(text.splitlines()))
+
+
+def restored_runs(unpacked: Unpacked) -> dict[str, frozenset[int]]:
+    """Return {path of a library: its runs (see `absent.py`) whose absent pages lie in its file}.
+
+    Lines of the list: "B TOKEN BOOT" a pager began, "P TOKEN RUN PATH" it filled a run, "S TOKEN" all that
+    it has filled is on the disk. What was not brought to the disk counts only until the next boot.
+    """
+    try:
+        lines = (unpacked.root.parent / PAGES_LIST).read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    boot = boot_id()
+    good = {words[1] for words in map(str.split, lines) if words[:1] == ["S"] and len(words) == 2}
+    good |= {
+        words[1] for words in map(str.split, lines) if words[:1] == ["B"] and words[2:] == [boot] != ["?"]
+    }
+    found: dict[str, set[int]] = {}
+    for line in lines:
+        words = line.split(" ", 3)
+        if words[0] == "P" and len(words) == 4 and words[1] in good and words[2].isdecimal():
+            found.setdefault(words[3], set()).add(int(words[2]))
+    return {path: frozenset(runs) for path, runs in found.items()}
+
+
+def boot_id() -> str:
+    """Return what names this boot of the machine; "?" where the kernel hides it: then no boot is the same."""
+    try:
+        return Path(BOOT_ID).read_text().strip()
+    except OSError:
+        return "?"
 
 
 def ensure(base: Path, reader: Reader, arch: str, progress: Progress | None = None) -> Unpacked:
@@ -146,7 +185,8 @@ def write_tree(
 ) -> None:
     """Write the files, links and folders of `entries` below the existing folder `root`.
 
-    Frames are decoded in parallel, each once. Raises ImageError and OSError.
+    Frames are decoded in parallel, each once; what is filtered comes afterwards. Raises ImageError and
+    OSError.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -157,14 +197,15 @@ def write_tree(
             os.symlink(entry.target, target)
     pieces: dict[int, list[tuple[fmt.Entry, int, int, int]]] = {}
     for entry in entries:
-        if entry.kind not in (fmt.FILE, fmt.EXECUTABLE):
-            continue
-        place = 0
-        if not reader.index().blobs[entry.blob].size:
+        if entry.kind == fmt.SPARSE:
+            _make_sparse(root, entry)
+        for piece in _pieces(reader, entry):
+            if piece.filter:
+                continue
+            for frame, place, start, stop in placed(reader, piece):
+                pieces.setdefault(frame, []).append((entry, place, start, stop))
+        if entry.kind in (fmt.FILE, fmt.EXECUTABLE) and not reader.index().blobs[entry.blob].size:
             _write_piece(root, entry, 0, b"")
-        for frame, start, stop in reader.extents(entry.blob):
-            pieces.setdefault(frame, []).append((entry, place, start, stop))
-            place += stop - start
     total = sum(reader.index().frames[f].raw_size for f in pieces)
     done = 0
 
@@ -180,6 +221,39 @@ def write_tree(
             done += size
             if progress:
                 progress(done, total)
+    for entry in entries:
+        for piece in entry.pieces:
+            for place, data in reader.read_pieces(piece) if piece.filter else ():
+                _write_piece(root, entry, place, data)
+
+
+def _pieces(reader: Reader, entry: fmt.Entry) -> tuple[fmt.Piece, ...]:
+    """Return what fills the file of an entry."""
+    if entry.kind in (fmt.FILE, fmt.EXECUTABLE):
+        return (fmt.Piece(entry.blob, ((0, reader.index().blobs[entry.blob].size),)),)
+    return entry.pieces if entry.kind in (fmt.SPARSE, fmt.RANGES) else ()
+
+
+def placed(reader: Reader, piece: fmt.Piece) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (frame, place in the file, start and stop in the frame's raw bytes) of a piece."""
+    ranges = iter(piece.ranges)
+    place, room = next(ranges, (0, 0))
+    for frame, start, stop in reader.extents(piece.blob):
+        while start < stop:
+            size = min(room, stop - start)
+            yield frame, place, start, start + size
+            start, place, room = start + size, place + size, room - size
+            if not room:
+                place, room = next(ranges, (0, 0))
+
+
+def _make_sparse(root: str | Path, entry: fmt.Entry) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(os.path.join(root, entry.path), flags, 0o644)
+    try:
+        os.ftruncate(fd, entry.size)
+    finally:
+        os.close(fd)
 
 
 def _write_piece(root: Path, entry: fmt.Entry, place: int, data: bytes | memoryview) -> None:
@@ -203,7 +277,7 @@ def _unpack(
     folder.mkdir(parents=True, exist_ok=True)
     for stray in folder.glob(f"{name}.*"):  # of killed runs: nobody else works on it under the lock
         shutil.rmtree(stray)
-    _check_space(base, sum(reader.index().blobs[e.blob].size for e in payload.entries if e.blob >= 0))
+    _check_space(base, sum(reader.index().blobs[n].size for e in payload.entries for n in e.blobs))
     work = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=folder))
     try:
         (work / "root").mkdir()

@@ -20,7 +20,7 @@ from rvbundle_runtime import sandbox
 from rvbundle_runtime import syscalls as sys_
 from rvbundle_runtime.errors import RvbundleError, SandboxError
 from rvbundle_runtime.pager import Pager
-from rvbundle_runtime.plan import NAMESPACES, NONE, PAGER_SOCKET, Plan
+from rvbundle_runtime.plan import NAMESPACES, NONE, PAGER_SOCKET, PRESENT_FILE, Plan
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _WAITED = frozenset({signal.SIGCHLD, *_FORWARDED})
@@ -39,13 +39,16 @@ class Outcome:
     signal: int = 0
 
 
-def run(plan: Plan, pager: Pager | None) -> Outcome:
-    """Start the agent as `plan` says, wait for it, pass signals on; raises SandboxError."""
+def run(plan: Plan, pager: Pager | None, present: bytes = b"") -> Outcome:
+    """Start the agent as `plan` says, wait for it, pass signals on; raises SandboxError.
+
+    `present` is what the guard will find restored already, if libraries are trimmed (see `absent.py`).
+    """
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
     try:
         if plan.sandbox == NONE:
-            return _run_unconfined(plan, pager, old_mask)
-        return _run_confined(plan, pager, old_mask)
+            return _run_unconfined(plan, pager, present, old_mask)
+        return _run_confined(plan, pager, present, old_mask)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
@@ -62,7 +65,9 @@ def die_like(outcome: Outcome) -> int:
     return outcome.code
 
 
-def _run_confined(plan: Plan, pager: Pager | None, old_mask: set[int | signal.Signals]) -> Outcome:
+def _run_confined(
+    plan: Plan, pager: Pager | None, present: bytes, old_mask: set[int | signal.Signals]
+) -> Outcome:
     uid, gid = os.getuid(), os.getgid()
     _unshare_outer(plan, uid, gid)
     reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -71,7 +76,7 @@ def _run_confined(plan: Plan, pager: Pager | None, old_mask: set[int | signal.Si
     supervisor = os.fork()
     if supervisor == 0:
         os.close(reading)
-        _supervise(plan, pager, writing, uid, gid, old_mask)
+        _supervise(plan, pager, present, writing, uid, gid, old_mask)
     os.close(writing)
     _wait(supervisor)
     with os.fdopen(reading, "rb") as pipe:
@@ -111,7 +116,13 @@ def _wait_until_single_threaded() -> None:
 
 
 def _supervise(
-    plan: Plan, pager: Pager | None, report: int, uid: int, gid: int, old_mask: set[int | signal.Signals]
+    plan: Plan,
+    pager: Pager | None,
+    present: bytes,
+    report: int,
+    uid: int,
+    gid: int,
+    old_mask: set[int | signal.Signals],
 ) -> None:
     """Be pid 1; never returns."""
     try:
@@ -123,10 +134,17 @@ def _supervise(
         sys_.unshare(flags if plan.network else flags | sys_.CLONE_NEWNET)
         sys_.sethostname("agent")
         sandbox.carry_out(sandbox.operations(plan, uid, gid))
+        if present:
+            os.makedirs(os.path.dirname(PRESENT_FILE), exist_ok=True)
+            _share_present(
+                os.open(PRESENT_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o444), present, pager
+            )
         if pager:
             pager.listen(PAGER_SOCKET)
         sys_.drop_privileges()
         value: dict[str, int | str] = {**_outcome(_wait(_start(plan, old_mask)))}
+        if pager:
+            pager.filler.close()
     except RvbundleError as error:
         value = {"error": error.message, "hint": error.hint}
     except OSError as error:
@@ -135,18 +153,33 @@ def _supervise(
     os._exit(0)
 
 
+def _share_present(fd: int, present: bytes, pager: Pager | None) -> None:
+    """Write the bits of what is restored, and let the pager keep them."""
+    os.write(fd, present)
+    if pager:
+        pager.filler.share(fd, len(present))
+
+
 def _reader_gone(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, 0)
     return bool(poll.poll(0))
 
 
-def _run_unconfined(plan: Plan, pager: Pager | None, old_mask: set[int | signal.Signals]) -> Outcome:
+def _run_unconfined(
+    plan: Plan, pager: Pager | None, present: bytes, old_mask: set[int | signal.Signals]
+) -> Outcome:
+    if present:
+        fd = os.memfd_create("rvbundle-present")  # leaves nothing behind, however this process ends
+        _share_present(fd, present, pager)
+        plan = replace(plan, env={**plan.env, "RVBUNDLE_PRESENT": f"/proc/{os.getpid()}/fd/{fd}"})
     if pager:
         address = f"@rvbundle-{os.getpid()}-{os.urandom(6).hex()}"
         pager.listen(address)
         plan = replace(plan, env={**plan.env, "RVBUNDLE_PAGER": address})
     value = _outcome(_wait(_start(plan, old_mask)))
+    if pager:
+        pager.filler.close()
     return Outcome(value["code"], value["signal"])
 
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import zstandard
 
-from rvbundle.pack import ImageMeta, Item, PayloadMeta, pack
+from rvbundle.pack import Chunk, Effort, ImageMeta, Item, PayloadMeta, pack
+from rvbundle_runtime import filters
 from rvbundle_runtime import format as fmt
+from rvbundle_runtime.families import Family
 
 ARCH = os.uname().machine
-LEVEL = 3
+EFFORT = Effort(3, 4 << 20)
 
 
 def item(
@@ -39,6 +41,23 @@ def folder(path: str) -> Item:
     return Item(path, fmt.DIRECTORY, "", None, 0, "", "", "", "a test")
 
 
+def chunk(content: bytes, *ranges: tuple[int, int], filter_: str = "") -> Chunk:
+    """Return what fills ranges (offset and size each) of a sparse file."""
+    coded = filters.encode(filter_, content) if filter_ else content
+    assert coded is not None
+    return Chunk(coded, len(coded), hashlib.sha256(coded).hexdigest(), ranges, filter_)
+
+
+def sparse(path: str, size: int, *chunks: Chunk) -> Item:
+    """Return a sparse file of `size` bytes to pack."""
+    return Item(path, fmt.SPARSE, "libraries", None, size, "", "", "", "a test", chunks)
+
+
+def ranges(path: str, size: int, *chunks: Chunk) -> Item:
+    """Return what the sparse file of the same path does not have."""
+    return Item(path, fmt.RANGES, "pages", None, size, "", "", "", "a test", chunks)
+
+
 SMALL = (
     item("usr/bin/agent", b"#!/bin/sh\necho hello\n", kind=fmt.EXECUTABLE, group="libraries"),
     item("usr/lib/data.txt", b"data " * 40, package="numpy"),
@@ -60,6 +79,8 @@ def build(
     argv: tuple[str, ...] = ("/usr/bin/agent", "--now"),
     details: dict[str, Any] | None = None,
     name: str = "demo",
+    effort: Effort = EFFORT,
+    families: tuple[Family, ...] = (),
 ) -> str:
     """Pack `items` into an image (or cold pack) at `path`; return its identity."""
     meta = ImageMeta(
@@ -71,8 +92,47 @@ def build(
         details={"trim": "traced"} if details is None else details,
         bound_to=bound_to,
     )
-    payload = PayloadMeta(arch, "wheels", "3.11.7", argv, "usr/lib/lib", (("numpy", "2.4.6"),))
-    return pack(path, meta, payload, items, LEVEL, path.parent / "frames")
+    payload = PayloadMeta(arch, "wheels", "3.11.7", argv, "usr/lib/lib", (("numpy", "2.4.6"),), families)
+    return pack(path, meta, payload, items, effort, path.parent / "frames")
+
+
+def read_index(image: Path) -> dict[str, Any]:
+    """Return the index of `image` as the JSON that it is."""
+    data = image.read_bytes()
+    footer = fmt.parse_footer(data[-fmt.FOOTER_SIZE :], len(data))
+    index = data[footer.index_offset : footer.index_offset + footer.index_size]
+    size, _ = fmt.INDEX_HEAD.unpack_from(index)
+    cut = fmt.INDEX_HEAD.size + size
+    parts = [index[fmt.INDEX_HEAD.size : cut], index[cut:]]
+    value: dict[str, Any] = json.loads(
+        b"".join(zstandard.ZstdDecompressor().decompress(p) for p in parts if p)
+    )
+    return value
+
+
+def joined(value: dict[str, Any]) -> dict[str, Any]:
+    """Return an index with its two parts put together, as a reader understands it."""
+    stable, rest = value["stable"], value["rest"]
+    payloads = [
+        {**payload, "entries": [*entries, *payload["entries"]], "reasons": reasons}
+        for payload, entries, reasons in zip(
+            rest["payloads"], stable["entries"], stable["reasons"], strict=True
+        )
+    ]
+    both = {key: [*stable[key], *rest[key]] for key in ("frames", "blobs")}
+    return {**rest, **both, "payloads": payloads}
+
+
+def parted(value: dict[str, Any]) -> dict[str, Any]:
+    """Undo `joined`, with as much as can be in the second part."""
+    payloads = [{key: v for key, v in p.items() if key != "reasons"} for p in value["payloads"]]
+    stable = {
+        "frames": [],
+        "blobs": [],
+        "entries": [[] for _ in payloads],
+        "reasons": [p["reasons"] for p in value["payloads"]],
+    }
+    return {"stable": stable, "rest": {**value, "payloads": payloads}}
 
 
 def forge(
@@ -85,16 +145,16 @@ def forge(
 ) -> Path:
     """Write `source` again with a changed index and footer whose digests are all as they should be.
 
-    `change` edits the index; `raw` replaces it; `footer` replaces fields of fmt.Footer.
+    `change` edits the index, its two parts put together; `raw` replaces it; `footer` replaces fields of
+    fmt.Footer. The new index is a single zstd frame.
     """
     data = source.read_bytes()
     old = fmt.parse_footer(data[-fmt.FOOTER_SIZE :], len(data))
-    index = data[old.index_offset : old.index_offset + old.index_size]
     if raw is None:
-        value = json.loads(zstandard.ZstdDecompressor().decompress(index))
+        value = joined(read_index(source))
         change(value)
-        raw = json.dumps(value).encode()
-    index = zstandard.ZstdCompressor().compress(raw)
+        raw = json.dumps(parted(value)).encode()
+    index = fmt.INDEX_HEAD.pack(0, 0) + zstandard.ZstdCompressor().compress(raw)
     fields = {
         "image_size": old.index_offset + len(index) + fmt.FOOTER_SIZE,
         "index_offset": old.index_offset,

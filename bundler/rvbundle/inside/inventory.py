@@ -1,10 +1,11 @@
 """Print, as JSON, what the environment of this interpreter holds: its distributions and their files."""
 
+import importlib
 import importlib.metadata
 import json
 import os
 import sys
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 
 def _describe(distribution: importlib.metadata.Distribution) -> Dict[str, Any]:
@@ -25,12 +26,24 @@ def _describe(distribution: importlib.metadata.Distribution) -> Dict[str, Any]:
     }
 
 
+def _numpy_dispatch() -> List[str]:
+    """Return the processor features that numpy picks kernels by, in its own words."""
+    for name in ("numpy._core._multiarray_umath", "numpy.core._multiarray_umath"):
+        try:
+            return list(importlib.import_module(name).__cpu_dispatch__)
+        except (ImportError, AttributeError):
+            continue  # no numpy, or of another version
+    return []
+
+
 def main() -> None:
     """Write the inventory to standard output."""
     found = [_describe(d) for d in importlib.metadata.distributions() if d.metadata["Name"]]
     found.sort(key=lambda d: d["name"].lower())
     stdlib = sorted(getattr(sys, "stdlib_module_names", ()))  # Python 3.10 and newer
-    json.dump({"prefix": sys.prefix, "distributions": found, "stdlib": stdlib}, sys.stdout)
+    value = {"prefix": sys.prefix, "distributions": found, "stdlib": stdlib}
+    value["numpy_dispatch"] = _numpy_dispatch()
+    json.dump(value, sys.stdout)
 
 
 main()

@@ -78,10 +78,14 @@ def _receive(connection, size):
 def _denied(fullname, path, reason):
     """Return the ImportError for a module that was left out; tell stderr too, lest it be swallowed."""
     text = "%s was left out of this image (%s): %s" % (fullname, reason, _WAYS_OUT)
-    if fullname not in _told and sys.stderr is not None:
-        _told.add(fullname)
-        print("rvbundle: " + text, file=sys.stderr)
+    _tell(fullname, text)
     return ImportError(text, name=fullname, path=path)
+
+
+def _tell(what, text):
+    if what not in _told and sys.stderr is not None:
+        _told.add(what)
+        print("rvbundle: " + text, file=sys.stderr)
 
 
 def _read_if_there(path):
@@ -111,6 +115,11 @@ class PayloadLoader(_external.SourceFileLoader):
             _imp._fix_co_filename(code, self.path)  # type: ignore[attr-defined]
         return code
 
+    def exec_module(self, module):
+        super().exec_module(module)
+        if module.__name__ == "importlib.metadata":
+            _restore_metadata(module)
+
     def get_data(self, path):
         path = os.fspath(path)
         if not os.path.lexists(path):
@@ -127,6 +136,27 @@ class PayloadLoader(_external.SourceFileLoader):
         place = reader.path
         reader.files = lambda: _cold_path(place)  # type: ignore[method-assign]
         return reader
+
+
+def _restore_metadata(module):
+    """Let importlib.metadata find what of a distribution's metadata is cold (RECORD, licences)."""
+    plain = module.PathDistribution.read_text
+
+    def read_text(self, filename):
+        text = plain(self, filename)
+        folder, _, name = (str(self._path) + "/" + str(filename)).rpartition("/")
+        if text is None and "d " + name in _cold_lines(folder):
+            path = folder + "/" + name
+            try:
+                _restore(path)
+            except _Absent as error:
+                _tell(path, "%s was left out of this image (%s): %s" % (path, error, _WAYS_OUT))
+            else:
+                text = plain(self, filename)
+        return text
+
+    read_text.__doc__ = plain.__doc__
+    module.PathDistribution.read_text = read_text
 
 
 class PayloadExtensionLoader(_external.ExtensionFileLoader):
@@ -303,6 +333,8 @@ def _install():
         if (path + "/").startswith(_BASE + "usr/"):
             del sys.path_importer_cache[path]
     # What was imported before this module looks like its bytecode, or is frozen without a source.
+    if "importlib.metadata" in sys.modules:
+        _restore_metadata(sys.modules["importlib.metadata"])
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
         file = getattr(module, "__file__", None) or ""

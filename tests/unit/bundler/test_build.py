@@ -87,7 +87,7 @@ def test_deliver_to_another_file_system(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_kept_trace(tmp_path: Path) -> None:
     key = {"tree": "x"}
-    record = Trace((), {}, ())
+    record = Trace(())
     path = tmp_path / "recipe.trace"
     assert build._kept_trace(None, key) is None
     assert build._kept_trace(path, key) is None

@@ -5,17 +5,19 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rvbundle import freeze
-from rvbundle.compiler import compile_sources
+from rvbundle.compiler import Job, compile_sources
 from rvbundle.contents import contents
 from rvbundle.environment import Interpreter
 from rvbundle.freeze import Frozen, FrozenFile, load, plugins, role_of
 from rvbundle.pack import Item
 from rvbundle.split import COLD_LIST, Placed, Split
 from rvbundle.stage_agent import StagedAgent, start_words
+from rvbundle.trimming import Trims
 from rvbundle_runtime import format as fmt
 
 from .test_lock import recipe
@@ -211,7 +213,7 @@ def compiled(folder: Path, names: list[str]) -> dict[str, bytes]:
     jobs = []
     for name in names:
         (folder / f"{name}.py").write_bytes(SOURCES[name].encode("latin-1"))
-        jobs.append((folder / f"{name}.py", folder / f"{name}.pyc", f"/usr/{name}.py"))
+        jobs.append(Job(folder / f"{name}.py", folder / f"{name}.pyc", f"/usr/{name}.py"))
     assert compile_sources(PYTHON, jobs) == set()
     return {name: (folder / f"{name}.pyc").read_bytes() for name in names}
 
@@ -244,7 +246,7 @@ def test_sources_for_another_python(tmp_path: Path) -> None:
         ("deep", b"-" * 100000 + b"1"),
     ):
         (tmp_path / name).write_bytes(text)
-        jobs.append((tmp_path / name, tmp_path / f"{name}.pyc", f"/{name}"))
+        jobs.append(Job(tmp_path / name, tmp_path / f"{name}.pyc", f"/{name}"))
     failed = compile_sources(PYTHON, jobs)
     assert {path.name for path in failed} >= {"bad", "nul"}
     assert "good" not in {path.name for path in failed}
@@ -265,6 +267,85 @@ def test_inventory_of_this_environment() -> None:
     assert (pytest_["version"], pytest_["editable"]) == (pytest.__version__, False)
     assert any(path.endswith("/_pytest/config/__init__.py") for path in pytest_["files"])
     assert all(os.path.isabs(path) and not path.endswith(".pyc") for path in pytest_["files"])
+    assert all(isinstance(name, str) for name in value["numpy_dispatch"])
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, []),
+        ({"numpy/__init__.py": ""}, []),
+        (
+            {"numpy/__init__.py": "", "numpy/_core/__init__.py": "", "numpy/_core/_multiarray_umath.py": ""},
+            [],
+        ),
+        (
+            {
+                "numpy/__init__.py": "",
+                "numpy/_core/__init__.py": "",
+                "numpy/_core/_multiarray_umath.py": "__cpu_dispatch__ = ['X86_V3', 'X86_V4']",
+            },
+            ["X86_V3", "X86_V4"],
+        ),
+        (
+            {
+                "numpy/__init__.py": "",
+                "numpy/core/__init__.py": "",
+                "numpy/core/_multiarray_umath.py": "__cpu_dispatch__ = ['AVX2']",
+            },
+            ["AVX2"],
+        ),
+    ],
+    ids=["no numpy", "broken", "without the list", "numpy 2", "numpy 1"],
+)
+def test_features_that_numpy_picks_by(tmp_path: Path, files: dict[str, str], expected: list[str]) -> None:
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    script = Path(freeze.__file__).parent / "inside/inventory.py"
+    code = "import runpy, sys; sys.path.insert(0, sys.argv[2]); runpy.run_path(sys.argv[1])"
+    command = [sys.executable, "-I", "-S", "-c", code, script, tmp_path]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert json.loads(done.stdout)["numpy_dispatch"] == expected
+
+
+@pytest.mark.parametrize("docstrings", [True, False])
+def test_whose_docstrings_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, docstrings: bool
+) -> None:
+    """Those of installed distributions; not Python's, ours, or numpy's."""
+    seen: list[Job] = []
+
+    def compile_(interpreter: object, jobs: list[Job], columns: bool) -> set[Path]:
+        assert columns is False
+        seen.extend(jobs)
+        return {jobs[0].source}
+
+    monkeypatch.setattr(freeze, "compile_sources", compile_)
+    packages = {"a.py": "torch", "b.py": "", "c.py": "rvbundle", "d.py": "numpy", "e.txt": "torch"}
+    planned = [
+        freeze._Planned(path, tmp_path / path, freeze.SOURCE if path.endswith(".py") else freeze.DATA, name)
+        for path, name in packages.items()
+    ]
+    environment = SimpleNamespace(interpreter=PYTHON)
+    kept, failures = freeze._compile(environment, planned, docstrings, tmp_path)  # type: ignore[arg-type]
+    assert [job.drop_docstrings for job in seen] == [not docstrings, False, False, False]
+    assert [job.name for job in seen] == ["/a.py", "/b.py", "/c.py", "/d.py"]
+    assert ([item.path for item in kept], failures) == (["b.pyc", "c.pyc", "d.pyc"], 1)
+    assert {item.role for item in kept} == {freeze.BYTECODE}
+
+
+def test_exercises() -> None:
+    """They provoke errors without an end of their own, and import what they are told to, or not."""
+    script = Path(freeze.__file__).parent / "inside/exercise.py"
+    request = {
+        "modules": ["colorsys", "no_such_module", "antigravity.x", "this"],
+        "traced": ["numpy", "torch"],
+    }
+    command = [sys.executable, "-I", "-v", script, json.dumps(request)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "import 'colorsys'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_contents(tmp_path: Path) -> None:
@@ -277,7 +358,7 @@ def test_contents(tmp_path: Path) -> None:
     tail = file(f"{SITE}/a.so", freeze.TAIL)
     place = frozen(hot, program, link_, tail)
     placed = tuple(Placed(f, f is not tail, f.path) for f in place.files)
-    both = contents(place, agent, Split(placed, "D x\ns y\n"))
+    both = contents(place, agent, Split(placed, "D x\ns y\n"), Trims({}, {}))
     assert both.cold == (
         Item(
             tail.path, fmt.TAIL, "tails", Path(f"/f/tree/{tail.path}"), 10, "00" * 32, "", "torch", tail.path

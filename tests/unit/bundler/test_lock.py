@@ -32,6 +32,7 @@ def recipe(folder: Path, *requires: str, python: str = "3.11") -> Recipe:
         None,
         (Workload((), False, None, 1.0),),
         "traced",
+        False,
         (),
         (),
         False,

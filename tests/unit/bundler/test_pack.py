@@ -11,7 +11,7 @@ from rvbundle_runtime import format as fmt
 from rvbundle_runtime import store
 from rvbundle_runtime.image import Reader
 
-from ..images import ARCH, SMALL, SMALL_TREE, build, folder, item, link, tree
+from ..images import ARCH, SMALL, SMALL_TREE, build, chunk, folder, item, link, ranges, sparse, tree
 
 
 def test_twice_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -53,7 +53,8 @@ def test_frames_of_another_level_are_not_reused(tmp_path: Path) -> None:
     payload = packing.PayloadMeta(ARCH, "wheels", "3.11", ("/x",), "lib", ())
     items = [item("a", os.urandom(100) * 200)]
     for level in (1, 19):
-        packing.pack(tmp_path / f"{level}.rvb", meta, payload, items, level, tmp_path / "frames")
+        effort = packing.Effort(level, 4 << 20)
+        packing.pack(tmp_path / f"{level}.rvb", meta, payload, items, effort, tmp_path / "frames")
     assert len(list((tmp_path / "frames").iterdir())) == 2
 
 
@@ -187,7 +188,8 @@ def test_failure_leaves_the_old_image(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_incompressible_data_stays_within_the_formats_limits(tmp_path: Path) -> None:
-    build(tmp_path / "x.rvb", [item("a", os.urandom(fmt.FRAME_RAW_MAX))])
+    effort = packing.Effort(3, fmt.FRAME_RAW_MAX)
+    build(tmp_path / "x.rvb", [item("a", os.urandom(fmt.FRAME_RAW_MAX))], effort=effort)
     with Reader(tmp_path / "x.rvb") as reader:
         (frame,) = reader.index().frames
     assert fmt.FRAME_RAW_MAX < frame.size <= fmt.FRAME_COMPRESSED_MAX
@@ -198,3 +200,95 @@ def test_frames_declare_their_size(tmp_path: Path) -> None:
     with Reader(tmp_path / "x.rvb") as reader:
         for number, frame in enumerate(reader.index().frames):
             assert zstandard.frame_content_size(reader.compressed_frame(number)) == frame.raw_size
+
+
+def raw_sizes(path: Path) -> list[int]:
+    with Reader(path) as reader:
+        return [frame.raw_size for frame in reader.index().frames]
+
+
+def test_the_agent_comes_last(tmp_path: Path) -> None:
+    items = [item("app/a.py", b"1", group=packing.AGENT), item("z", b"22", group="zzz"), item("a", b"333")]
+    build(tmp_path / "x.rvb", items)
+    assert raw_sizes(tmp_path / "x.rvb") == [3, 2, 1]
+
+
+def test_pages_have_a_frame_each(tmp_path: Path) -> None:
+    chunks = [chunk(bytes([n]) * 10, (100 * n, 10)) for n in range(3)]
+    build(tmp_path / "x.rvb", [ranges("a.so", 1000, *chunks), item("b", b"1"), item("c", b"2")])
+    assert raw_sizes(tmp_path / "x.rvb") == [2, 10, 10, 10]
+    inspection.verify(tmp_path / "x.rvb")
+
+
+def test_filtered_chunks_are_a_group_of_their_own(tmp_path: Path) -> None:
+    table = chunk(bytes(range(48)), (100, 48), filter_="8x3")
+    build(tmp_path / "x.rvb", [sparse("a.so", 1000, chunk(b"x" * 7, (0, 7)), table)])
+    assert raw_sizes(tmp_path / "x.rvb") == [7, 48]
+
+
+@pytest.mark.parametrize("size", [1000, 999, 1 << 20])
+def test_frames_are_as_large_as_the_effort_says(tmp_path: Path, size: int) -> None:
+    content = os.urandom(2500)
+    build(tmp_path / "x.rvb", [item("a", content)], effort=packing.Effort(1, size))
+    expected = [size] * (2500 // size) + ([2500 % size] if 2500 % size else [])
+    assert raw_sizes(tmp_path / "x.rvb") == expected
+    with Reader(tmp_path / "x.rvb") as reader:
+        assert reader.read_blob(0) == content
+
+
+def test_the_efforts_keep_to_the_formats_limits() -> None:
+    for effort in (packing.HOT_EFFORT, packing.COLD_EFFORT):
+        assert 0 < effort.frame <= fmt.FRAME_RAW_MAX
+
+
+def test_what_was_compressed_early_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = [chunk(bytes([n]) * 10, (100 * n, 10)) for n in range(3)]
+    items = [*SMALL, sparse("a.so", 1000, *chunks)]
+    effort = packing.Effort(3, 4 << 20)
+    packing.compress(items, effort, tmp_path / "frames")
+    kept = sorted(p.name for p in (tmp_path / "frames").iterdir())
+    assert kept
+    monkeypatch.setattr(packing, "write_atomically", lambda *_: pytest.fail("compressed again"))
+    build(tmp_path / "x.rvb", items, effort=effort)
+    assert sorted(p.name for p in (tmp_path / "frames").iterdir()) == kept
+    monkeypatch.undo()
+    (tmp_path / "other").mkdir()
+    build(tmp_path / "other/x.rvb", items, effort=effort)
+    assert (tmp_path / "other/x.rvb").read_bytes() == (tmp_path / "x.rvb").read_bytes()
+
+
+def test_other_ranges_are_another_image(tmp_path: Path) -> None:
+    one = chunk(b"x" * 20, (0, 20))
+    identities = {
+        build(tmp_path / "x.rvb", [sparse("a.so", size, part)])
+        for size, part in (
+            (100, one),
+            (101, one),
+            (100, chunk(b"x" * 20, (1, 20))),
+            (100, chunk(b"x" * 20, (0, 10), (50, 10))),
+            (100, chunk(b"y" * 20, (0, 20))),
+        )
+    }
+    assert len(identities) == 5
+
+
+def stable_part(path: Path) -> bytes:
+    with Reader(path) as reader:
+        return fmt.dump_index(reader.index())[0]
+
+
+@pytest.mark.parametrize("copy", [b"", b"the same text"], ids=["empty files", "equal files"])
+def test_a_file_that_the_agent_has_too_leaves_the_stable_part_stable(tmp_path: Path, copy: bytes) -> None:
+    """An empty __init__.py of the agent is the same blob as any other empty file."""
+    found = []
+    for text in (b"print(1)", b"print(2), and more"):
+        items = [
+            item("app/agent.py", text, group=packing.AGENT),
+            item("app/pkg/__init__.py", copy, group=packing.AGENT),
+            item("app/play.py", text * 2, group=packing.AGENT),
+            item("usr/lib/py.typed", copy),
+            item("usr/lib/x.py", b"x = 1", group="python"),
+        ]
+        build(tmp_path / "x.rvb", items)
+        found.append(stable_part(tmp_path / "x.rvb"))
+    assert found[0] == found[1]

@@ -49,6 +49,7 @@ def test_minimal_recipe(write: Write) -> None:
         requirements=None,
         workloads=(Workload((), False, None, 600.0),),
         trim="traced",
+        docstrings=False,
         keep_modules=(),
         keep_files=(),
         network=False,

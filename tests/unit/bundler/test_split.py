@@ -8,7 +8,7 @@ from rvbundle import freeze
 from rvbundle.analysis import Reach
 from rvbundle.freeze import Frozen, FrozenFile, module_name
 from rvbundle.recipe import Recipe, Workload
-from rvbundle.split import Placed, cold_list, split
+from rvbundle.split import HOT_MODULES, Placed, Split, cold_list, split
 from rvbundle.trace import Trace, WorkloadTrace
 
 LIB = "usr/lib/python3.11"
@@ -24,6 +24,7 @@ RECIPE = Recipe(
     None,
     (Workload((), True, None, 1.0),),
     "traced",
+    False,
     (),
     (),
     False,
@@ -42,7 +43,7 @@ def frozen(*files: FrozenFile, needed: Mapping[str, tuple[str, ...]] | None = No
 
 
 def opened(*workloads: tuple[str, ...]) -> Trace:
-    return Trace(tuple(WorkloadTrace((), (), paths, "") for paths in workloads), {}, ())
+    return Trace(tuple(WorkloadTrace((), (), paths, "") for paths in workloads))
 
 
 def place(
@@ -56,6 +57,8 @@ def place(
 BYTECODE = file(f"{SITE}/torch/nn/functional.pyc", freeze.BYTECODE)
 PART = "part of every image"
 TOLD = "a data file, which programs may look for at run time"
+METADATA = "metadata of an installed distribution"
+FOR_PEOPLE = "metadata that only installers and people read"
 DUNNO = "no trace imported it, and nothing is known to import it"
 
 
@@ -73,8 +76,17 @@ DUNNO = "no trace imported it, and nothing is known to import it"
             freeze.METADATA,
             "torch",
             True,
-            "metadata of an installed distribution",
+            METADATA,
         ),
+        (f"{SITE}/torch-2.dist-info/RECORD", freeze.METADATA, "torch", False, FOR_PEOPLE),
+        (f"{SITE}/torch-2.dist-info/licenses/LICENSE", freeze.METADATA, "torch", False, FOR_PEOPLE),
+        (f"{SITE}/torch-2.dist-info/licenses/a/b/NOTICE", freeze.METADATA, "torch", False, FOR_PEOPLE),
+        (f"{SITE}/torch-2.dist-info/sboms/torch.cdx.json", freeze.METADATA, "torch", False, FOR_PEOPLE),
+        (f"{SITE}/torch-2.dist-info/entry_points.txt", freeze.METADATA, "torch", True, METADATA),
+        (f"{SITE}/torch-2.dist-info/RECORD.jws", freeze.METADATA, "torch", True, METADATA),
+        (f"{SITE}/torch-2.dist-info/LICENSE", freeze.METADATA, "torch", True, METADATA),
+        (f"{SITE}/torch-2.dist-info/x/RECORD", freeze.METADATA, "torch", True, METADATA),
+        (f"{SITE}/old.egg-info/PKG-INFO", freeze.METADATA, "old", True, METADATA),
         ("usr/lib/x/libc.so.6", freeze.LIBRARY, "", True, "part of the C library"),
         ("usr/lib64/ld-linux-x86-64.so.2", freeze.LIBRARY, "", True, "part of the C library"),
         ("usr/lib/x/libgcc_s.so.1", freeze.LIBRARY, "", True, "part of the C library"),
@@ -158,6 +170,100 @@ def test_what_a_trace_opened_is_hot(path: str, role: str, more: str) -> None:
     reach = Reach({"torch.y": "play.py → torch"}, {})
     opened_third = opened((), ("other",), (path,), (path,))
     assert place(file(path, role), trace=opened_third, reach=reach) == (True, f"opened by trace 3{more}")
+
+
+EXTRA = "opened while errors were provoked and the modules of [keep] were imported"
+
+
+def test_what_was_opened_while_errors_were_provoked_is_hot() -> None:
+    trace = replace(opened(("other",)), extra=(BYTECODE.path,))
+    assert place(BYTECODE, trace=trace) == (True, EXTRA)
+    both = replace(opened((BYTECODE.path,)), extra=(BYTECODE.path,))
+    assert place(BYTECODE, trace=both)[1].startswith("opened by trace 1")
+
+
+def test_what_runs_had_to_restore_is_hot() -> None:
+    def place_recorded(recipe: Recipe, trace: Trace) -> tuple[bool, str]:
+        recorded = frozenset({BYTECODE.path})
+        (placed,) = split(recipe, frozen(BYTECODE), trace, NOTHING, recorded).placed
+        return placed.hot, placed.reason
+
+    assert place_recorded(RECIPE, opened()) == (True, "restored in a recorded run")
+    assert place_recorded(RECIPE, replace(opened(), extra=(BYTECODE.path,))) == (True, EXTRA)
+    assert place_recorded(replace(RECIPE, trim="none"), opened()) == (True, '[trim] level = "none"')
+
+
+@pytest.mark.parametrize("name", ["RECORD", "licenses/LICENSE", "sboms/x.json"])
+def test_metadata_for_people_that_is_wanted_is_hot(name: str) -> None:
+    item = file(f"{SITE}/torch-2.dist-info/{name}", freeze.METADATA)
+    assert place(item, trace=opened((item.path,))) == (True, "opened by trace 1")
+    recipe = replace(RECIPE, keep_files=("*.dist-info/*",))
+    assert place(item, recipe) == (True, "[keep] files has *.dist-info/*")
+
+
+@pytest.mark.parametrize(
+    "name", ["traceback", "linecache", "re._parser", "encodings.idna", "collections.abc"]
+)
+def test_what_python_imports_when_something_goes_wrong_is_hot(name: str) -> None:
+    assert name in HOT_MODULES
+    path = f"{LIB}/{name.replace('.', '/')}.pyc"
+    reason = "Python imports it when something goes wrong"
+    assert place(file(path, freeze.BYTECODE, "")) == (True, reason)
+    assert place(file(path, freeze.SOURCE, ""))[0] is False
+    other = file(f"{SITE}/{name.replace('.', '/')}.pyc", freeze.BYTECODE, "other")
+    assert place(other) == (False, DUNNO)  # a distribution's module of the same name
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({}, False),
+        ({"trim": "none"}, True),
+        ({"trim": "reachable"}, False),
+        ({"keep_files": ("torch/lib/*",)}, True),
+        ({"keep_files": ("torch/fft/*",)}, False),
+    ],
+    ids=["traced", "none", "reachable", "kept", "another kept"],
+)
+def test_what_the_recipe_wants_whole(changes: dict[str, object], kept: bool) -> None:
+    """Opened in a trace it is hot in any case, but then only its pages are."""
+    item = file(f"{SITE}/torch/lib/libtorch.so", freeze.LIBRARY)
+    recipe = replace(RECIPE, **changes)  # type: ignore[arg-type]
+    (placed,) = split(recipe, frozen(item), opened((item.path,)), NOTHING).placed
+    assert (placed.hot, placed.kept) == (True, kept)
+
+
+def test_a_kept_module_is_whole() -> None:
+    item = file(f"{SITE}/torch/_C.cpython-311-x86_64-linux-gnu.so", freeze.EXTENSION)
+    (placed,) = split(replace(RECIPE, keep_modules=("torch._C",)), frozen(item), opened(), NOTHING).placed
+    assert placed == Placed(item, True, "[keep] modules has torch._C", kept=True)
+
+
+def test_what_is_part_of_every_image_is_not_kept_by_the_recipe() -> None:
+    recipe = replace(RECIPE, trim="none")
+    link_ = FrozenFile("bin", freeze.LINK, "", False, 0, "", "", "usr/bin")
+    tail = file(f"{SITE}/x.so", freeze.TAIL)
+    found = split(recipe, frozen(link_, tail), opened(), NOTHING)
+    assert isinstance(found, Split)
+    assert [placed.kept for placed in found.placed] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("torch", {"torch", "torch.nn", "torch.nn.x", "torch.fft"}),
+        ("torch.nn", {"torch", "torch.nn", "torch.nn.x"}),
+        ("torch.nn.x", {"torch", "torch.nn", "torch.nn.x"}),
+        ("torch.*.x", {"torch", "torch.nn", "torch.nn.x"}),
+        ("t*h", {"torch", "torch.nn", "torch.nn.x", "torch.fft"}),
+        ("nothing", set()),
+        ("nothing.at.all", {"nothing", "nothing.at"}),
+    ],
+)
+def test_modules_matching(pattern: str, found: set[str]) -> None:
+    modules = ["torch", "torch.nn", "torch.nn.x", "torch.fft", "torchvision"]
+    names = freeze.modules_matching(pattern, modules)
+    assert {name for name in names if "*" not in name} == found
 
 
 def test_a_tail_is_cold_though_its_library_was_opened() -> None:
@@ -384,6 +490,17 @@ def test_an_extension_may_be_a_packages_init() -> None:
 
 def test_tails_and_links_are_not_listed() -> None:
     assert listed(("a.so", freeze.TAIL, False), ("l", freeze.LINK, True)) == ""
+
+
+def test_cold_metadata_is_listed() -> None:
+    """importlib.metadata looks for it."""
+    text = listed(
+        ("a-1.dist-info/RECORD", freeze.METADATA, False),
+        ("a-1.dist-info/METADATA", freeze.METADATA, True),
+        ("a-1.dist-info/licenses/LICENSE", freeze.METADATA, False),
+        ("a-1.dist-info/licenses/NO\nTICE", freeze.METADATA, False),
+    )
+    assert text == f"D {SITE}/a-1.dist-info\nd RECORD\nD {SITE}/a-1.dist-info/licenses\nd LICENSE\n"
 
 
 def test_the_list_does_not_depend_on_the_order_of_files() -> None:

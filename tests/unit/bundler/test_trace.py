@@ -1,22 +1,35 @@
+import contextlib
 import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from rvbundle import trace
+from rvbundle import freeze, native, trace
+from rvbundle.pages import PageTrace
 from rvbundle.process import Finished
 from rvbundle.recipe import Workload
+from rvbundle.stage_agent import StagedAgent
 from rvbundle.trace import Trace, WorkloadTrace, compare
 from rvbundle_runtime.errors import TraceError
+from rvbundle_runtime.families import Family, Processor
 
-from .test_split import LIB, SITE, frozen
+from .test_split import LIB, RECIPE, SITE, file, frozen
 
+FAMILY = Family("avx2", ("avx2", "fma"), {"ATEN_CPU_CAPABILITY": "avx2"}, ("AVX512F",), "GenuineIntel")
 TRACE = Trace(
     (
         WorkloadTrace(("--x",), ("torch",), ("a", "b"), "loss 0.5\n"),
         WorkloadTrace((), (), ("b", "c"), "ü\n"),
     ),
-    {"lib.so": (1, 2)},
-    ("default",),
+    ("c", "d"),
+    {"lib.so": PageTrace(((1, 3), (7, 8)), ((0, 9),))},
+    {"libx.so": "it has an executable stack"},
+    (FAMILY,),
+    "a note",
 )
 
 
@@ -33,27 +46,62 @@ def test_round_trip() -> None:
 
 def test_digest_is_of_the_record_alone() -> None:
     assert trace.digest(TRACE) == trace.digest(trace.loads(trace.dumps(TRACE, {"any": "key"}))[0])
-    assert trace.digest(TRACE) != trace.digest(Trace((), {}, ()))
+    assert trace.digest(TRACE) != trace.digest(Trace(()))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "null",
-        "{}",
-        "5",
-        json.dumps({"format": 2}),
-        json.dumps({"format": 1}),
-        json.dumps({"format": 1, "workloads": [[]]}),
-        json.dumps({"format": 1, "workloads": [], "pages": [], "families": [], "key": {}}),
-        json.dumps({"format": 1, "workloads": [], "pages": {}, "families": [], "key": 5}),
-    ],
-)
+def test_pages_are_written_as_short_texts() -> None:
+    value = json.loads(trace.dumps(TRACE, {}))
+    assert value["pages"] == {"lib.so": ["1-2 7", "0-8"]}
+    assert value["families"] == [
+        {
+            "name": "avx2",
+            "needs": ["avx2", "fma"],
+            "env": {"ATEN_CPU_CAPABILITY": "avx2"},
+            "numpy": ["AVX512F"],
+            "vendor": "GenuineIntel",
+        }
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", "5", json.dumps({"format": 2})])
 def test_no_record(text: str) -> None:
     with pytest.raises(ValueError):
         trace.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("key", "item"),
+    [
+        ("format", 1),
+        ("format", 3),
+        ("format", "2"),
+        ("workloads", [[]]),
+        ("workloads", [{"args": []}]),
+        ("workloads", 5),
+        ("extra", 5),
+        ("pages", []),
+        ("pages", {"a": "1-2"}),
+        ("pages", {"a": ["1-2"]}),
+        ("pages", {"a": ["1-2", "x"]}),
+        ("pages", {"a": ["5 1", "1-9"]}),
+        ("pages", {"a": ["1", "1", "1"]}),
+        ("pages", {"a": [[1, 2], [1, 9]]}),
+        ("whole", []),
+        ("families", [5]),
+        ("families", [{}]),
+        ("families", [{"name": "a", "needs": [], "env": [], "numpy": [], "vendor": ""}]),
+        ("key", 5),
+    ],
+    ids=repr,
+)
+def test_bad_records(key: str, item: object) -> None:
+    value = json.loads(trace.dumps(TRACE, {}))
+    assert trace.loads(json.dumps(value))[0] == TRACE
+    with pytest.raises(ValueError):
+        trace.loads(json.dumps({**value, key: item}))
+    del value[key]
+    with pytest.raises(ValueError):
+        trace.loads(json.dumps(value))
 
 
 @pytest.mark.parametrize(
@@ -145,6 +193,140 @@ def test_modules_of_what_was_opened() -> None:
         "usr/bin/python3.11",
     )
     assert trace._modules(frozen(), paths) == ("_json", "os", "torch", "torch._C")
+
+
+def test_records_of_the_tracer(tmp_path: Path) -> None:
+    bits = struct.pack("<8sQQQ", b"RVPAGES1", 4096, 16, 10)
+    (tmp_path / "%usr%lib%liba.so.1").write_bytes(bits + b"\x05\x00" + b"\xff\x03")
+    (tmp_path / "%usr%lib%libb.so").write_bytes(bits + b"\x00\x00" + b"\x0f\x00")
+    (tmp_path / "skipped").write_text(
+        "/usr/lib/libc.so.6\tit is small\n/usr/lib/x y.so\tits PT_LOADs overlap\n"
+    )
+    (tmp_path / "other").write_text("not ours")
+    pages, whole = trace._read_records(tmp_path)
+    assert pages == {
+        "usr/lib/liba.so.1": PageTrace(((16, 17), (18, 19)), ((16, 26),)),
+        "usr/lib/libb.so": PageTrace((), ((16, 20),)),
+    }
+    assert whole == {"usr/lib/libc.so.6": "it is small", "usr/lib/x y.so": "its PT_LOADs overlap"}
+
+
+def test_no_records_of_the_tracer(tmp_path: Path) -> None:
+    assert trace._read_records(tmp_path) == ({}, {})
+
+
+PROCESSOR = Processor("GenuineIntel", frozenset("sse4_2 popcnt avx2 fma bmi1 bmi2 f16c movbe".split()))
+DID = (WorkloadTrace((), (), ("a",), "out\n"),)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Let no workload really run; return the list of what is held to what in each pass over them."""
+    calls: list[tuple[Any, ...]] = []
+
+    def run_all(recipe: object, frozen: object, agent: object, watches: tuple[Any, ...]) -> object:
+        calls.append(watches)
+        return DID, frozenset({"torch.nn"})
+
+    monkeypatch.setattr(trace, "_run_all", run_all)
+    monkeypatch.setattr(trace, "_exercise", lambda *_: ("extra",))
+    monkeypatch.setattr(native, "exists", lambda arch, name: (arch, name) == ("x86_64", "tracer.so"))
+    return calls
+
+
+def run_trace(frozen_: Any = None, **changes: Any) -> Trace:
+    agent = StagedAgent(Path("/a"), (), ("/usr/bin/python3",))
+    return trace.trace(replace(RECIPE, **changes), frozen_ or frozen(), agent, PROCESSOR)
+
+
+def test_each_family_is_traced(runs: list[tuple[Any, ...]]) -> None:
+    found = run_trace()
+    assert [family.name for family in found.families] == ["avx2", "baseline"]
+    assert (found.workloads, found.extra, found.note) == (DID, ("extra",), "")
+    ((first, second),) = runs
+    assert first.env["ATEN_CPU_CAPABILITY"] == "avx2"
+    assert second.env["ATEN_CPU_CAPABILITY"] == "default"
+    assert first.records == second.records is not None
+
+
+@pytest.mark.parametrize("level", ["reachable", "none"])
+def test_pages_are_not_traced_at_other_levels(runs: list[tuple[Any, ...]], level: str) -> None:
+    assert run_trace(trim=level) == Trace(DID)
+    ((watch,),) = runs
+    assert (dict(watch.env), watch.records) == ({}, None)
+
+
+def test_pages_are_not_traced_where_there_is_no_tracer(runs: list[tuple[Any, ...]]) -> None:
+    assert run_trace(replace(frozen(), arch="s390x")) == Trace(DID)
+    assert len(runs) == 1
+
+
+def test_an_architecture_without_families_is_traced_once(
+    runs: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "exists", lambda *_: True)
+    found = run_trace(replace(frozen(), arch="riscv64"))
+    ((watch,),) = runs
+    assert (found.families, dict(watch.env)) == ((), {})
+    assert watch.records is not None
+
+
+def test_an_agent_that_can_not_be_watched(
+    runs: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs, but not under the tracer: its libraries stay whole, and the build says so."""
+
+    def run_all(recipe: object, frozen: object, agent: object, watches: tuple[Any, ...]) -> object:
+        runs.append(watches)
+        if watches[0].records is not None:
+            raise TraceError("it was ended by SIGSEGV")
+        return DID, frozenset()
+
+    monkeypatch.setattr(trace, "_run_all", run_all)
+    assert run_trace() == Trace(
+        DID, note="the workloads fail while their pages are watched; libraries stay whole"
+    )
+    assert len(runs) == 2
+
+
+def test_an_agent_that_fails_with_and_without_a_watch(
+    runs: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_all(recipe: object, frozen: object, agent: object, watches: tuple[Any, ...]) -> object:
+        raise TraceError("watched" if watches[0].records is not None else "alone")
+
+    monkeypatch.setattr(trace, "_run_all", run_all)
+    with pytest.raises(TraceError) as caught:
+        run_trace()
+    assert caught.value.message == "alone"
+
+
+def test_what_is_exercised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that the patterns of [keep] mean, and the top-level names of what was imported."""
+    seen: list[Any] = []
+    monkeypatch.setattr(trace, "_in_tree", lambda *words: seen.append(words))
+    files = [
+        file(f"{SITE}/{name}.pyc", freeze.BYTECODE)
+        for name in ("torch/__init__", "torch/fft", "torch/nn/__init__", "torch/nn/x", "numpy/__init__")
+    ]
+    monkeypatch.setattr(
+        trace, "FileWatch", lambda _: contextlib.nullcontext(SimpleNamespace(opened={"b", "a"}))
+    )
+    found = trace._exercise(
+        replace(RECIPE, keep_modules=("torch.nn", "torch.f*")),
+        frozen(*files),
+        StagedAgent(Path("/a"), (), ("/usr/bin/python3",)),
+        frozenset({"torch.fft", "numpy"}),
+        trace._Watch(),
+    )
+    assert found == ("a", "b")
+    ((*_, words, timeout, _),) = seen
+    assert words[:2] == ("/usr/bin/python3", "/trace/exercise.py")
+    assert json.loads(words[2]) == {
+        "modules": ["torch", "torch.fft", "torch.nn", "torch.nn.x"],
+        "traced": ["numpy", "torch"],
+    }
+    assert timeout == 300.0
 
 
 WORKLOAD = Workload(("--n", "3"), True, None, 2.5)

@@ -2,11 +2,14 @@ import dataclasses
 import hashlib
 import json
 import struct
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime.errors import ImageError
+from rvbundle_runtime.families import Family
 
 DIGEST = hashlib.sha256(b"x").digest()
 HEX = DIGEST.hex()
@@ -17,7 +20,7 @@ NEWER = "use the rvbundle that made it, or a newer one"
 COPY = "copy the image again from its source"
 
 
-def footer_bytes(version: int = 1, flags: int = 0, **changes: object) -> bytes:
+def footer_bytes(version: int = 2, flags: int = 0, **changes: object) -> bytes:
     """Return a footer whose check is right, whatever it says."""
     footer = dataclasses.replace(FOOTER, **changes)  # type: ignore[arg-type]
     body = fmt.FOOTER_BODY.pack(
@@ -39,7 +42,7 @@ def test_sizes_on_disk_are_part_of_the_format() -> None:
 
 
 def test_header_byte_by_byte() -> None:
-    assert fmt.pack_header() == b"\x89RVB\r\n\x1a\n" + struct.pack("<II", 1, 0)
+    assert fmt.pack_header() == b"\x89RVB\r\n\x1a\n" + struct.pack("<II", 2, 0)
     fmt.check_header(fmt.pack_header())
 
 
@@ -85,14 +88,20 @@ def test_footer_round_trip() -> None:
             id="foreign",
         ),
         pytest.param(
-            footer_bytes(version=2),
-            "the image has format version 2, this rvbundle reads version 1",
+            footer_bytes(version=3),
+            "the image has format version 3, this rvbundle reads version 2",
             NEWER,
             id="newer",
         ),
         pytest.param(
+            footer_bytes(version=1),
+            "the image has format version 1, this rvbundle reads version 2",
+            NEWER,
+            id="older",
+        ),
+        pytest.param(
             footer_bytes(version=0),
-            "the image has format version 0, this rvbundle reads version 1",
+            "the image has format version 0, this rvbundle reads version 2",
             NEWER,
             id="version zero",
         ),
@@ -229,35 +238,41 @@ def test_bad_link(path: str, target: str) -> None:
     assert caught.value.message == f"the index holds a link that leaves the tree: {path!r} -> {target!r}"
 
 
-def entry(
-    path: str, kind: str = "f", what: int | str = 0, package: int = -1, reason: int = 0
-) -> list[object]:
+def entry(path: str, kind: str = "f", what: Any = 0, package: int = -1, reason: int = 0) -> list[object]:
     return [path, kind, what, package, reason]
 
 
-def index_value(*entries: list[object]) -> dict[str, object]:
+def index_value(*entries: list[object]) -> dict[str, dict[str, Any]]:
     """Return an index of one frame (100 bytes raw) and two blobs (60 and 40 bytes)."""
     return {
-        "name": "demo",
-        "version": "1.0",
-        "created_by": "a test",
-        "network": False,
-        "env": {"A": "1"},
-        "frames": [[16, 50, 100, HEX]],
-        "blobs": [[HEX, 0, 0, 60], [HEX, 0, 60, 40]],
-        "payloads": [
-            {
-                "arch": "riscv64",
-                "source": "wheels",
-                "python": "3.11.7",
-                "argv": ["/usr/bin/python3", "/app/x.py"],
-                "libdir": "usr/lib/x",
-                "packages": [["numpy", "2.0"]],
-                "reasons": ["because"],
-                "entries": list(entries) or [entry("a"), entry("b", "x", 1, 0), entry("c", "l", "a")],
-            }
-        ],
-        "details": {"trim": "traced"},
+        "stable": {
+            "frames": [[16, 50, 100, HEX]],
+            "blobs": [[HEX, 0, 0, 60], [HEX, 0, 60, 40]],
+            "entries": [list(entries) or [entry("a"), entry("b", "x", 1, 0), entry("c", "l", "a")]],
+            "reasons": [["because"]],
+        },
+        "rest": {
+            "name": "demo",
+            "version": "1.0",
+            "created_by": "a test",
+            "network": False,
+            "env": {"A": "1"},
+            "frames": [],
+            "blobs": [],
+            "payloads": [
+                {
+                    "arch": "riscv64",
+                    "source": "wheels",
+                    "python": "3.11.7",
+                    "argv": ["/usr/bin/python3", "/app/x.py"],
+                    "libdir": "usr/lib/x",
+                    "packages": [["numpy", "2.0"]],
+                    "families": [],
+                    "entries": [],
+                }
+            ],
+            "details": {"trim": "traced"},
+        },
     }
 
 
@@ -285,10 +300,211 @@ def test_load_index() -> None:
 
 def test_index_round_trip_is_canonical() -> None:
     index = load(index_value())
-    data = fmt.dump_index(index)
-    assert fmt.load_index(data) == index
-    assert fmt.dump_index(fmt.load_index(data)) == data
-    assert data.startswith(b'{"blobs":[["')
+    stable, rest = fmt.dump_index(index)
+    assert fmt.load_index(stable + rest) == index
+    assert fmt.dump_index(fmt.load_index(stable + rest)) == (stable, rest)
+    assert stable.startswith(b'{"stable":{"blobs":[["')
+    assert rest.startswith(b'"rest":{"blobs":[],')
+    assert json.loads(stable + rest) == index_value()
+
+
+def agent_index() -> fmt.Index:
+    """Return an index of two frames; the agent's file lies in the second."""
+    value = index_value(entry("usr/a"), entry("z", "d", -1))
+    value["stable"]["frames"] = [[16, 50, 60, HEX]]
+    value["stable"]["blobs"] = [[HEX, 0, 0, 60]]
+    value["rest"]["frames"] = [[66, 30, 40, HEX]]
+    value["rest"]["blobs"] = [[HEX, 1, 0, 40]]
+    value["rest"]["payloads"][0]["entries"] = [entry("app/x.py", "f", 1)]
+    return load(value)
+
+
+def test_entries_of_both_parts_are_in_order() -> None:
+    index = agent_index()
+    assert [e.path for e in index.payloads[0].entries] == ["app/x.py", "usr/a", "z"]
+    assert (len(index.frames), len(index.blobs)) == (2, 2)
+
+
+def test_a_changed_agent_leaves_the_first_part_as_it_is() -> None:
+    index = agent_index()
+    stable, rest = fmt.dump_index(index)
+    value = json.loads(stable + rest)
+    assert value["rest"]["frames"] == [[66, 30, 40, HEX]]
+    assert value["rest"]["blobs"] == [[HEX, 1, 0, 40]]
+    assert [row[0] for row in value["stable"]["entries"][0]] == ["usr/a", "z"]
+    assert [row[0] for row in value["rest"]["payloads"][0]["entries"]] == ["app/x.py"]
+    frames = (index.frames[0], replace(index.frames[1], size=31))
+    changed = replace(index, frames=frames, version="1.1", env={"B": "2"}, details={})
+    assert fmt.dump_index(changed)[0] == stable
+    assert fmt.dump_index(changed)[1] != rest
+
+
+def test_a_blob_that_others_share_with_the_agent_is_not_the_agents() -> None:
+    """The agent may hold a copy of an installed file: one blob, which must come with the others."""
+    index = agent_index()
+    entries = (*index.payloads[0].entries, fmt.Entry("zz", "f", 1, "", -1, 0))
+    both = replace(index, payloads=(replace(index.payloads[0], entries=entries),))
+    value = json.loads(b"".join(fmt.dump_index(both)))
+    assert (len(value["stable"]["blobs"]), value["rest"]["blobs"]) == (2, [])
+    assert (len(value["stable"]["frames"]), value["rest"]["frames"]) == (2, [])
+    assert fmt.load_index(b"".join(fmt.dump_index(both))) == both
+
+
+FAMILY = {
+    "name": "avx2",
+    "needs": ["avx2", "fma"],
+    "env": {"ATEN_CPU_CAPABILITY": "avx2"},
+    "numpy": ["AVX512F"],
+    "vendor": "GenuineIntel",
+}
+
+
+def test_families() -> None:
+    value = index_value()
+    value["rest"]["payloads"][0]["families"] = [FAMILY]
+    index = load(value)
+    assert index.payloads[0].families == (
+        Family("avx2", ("avx2", "fma"), {"ATEN_CPU_CAPABILITY": "avx2"}, ("AVX512F",), "GenuineIntel"),
+    )
+    assert json.loads(b"".join(fmt.dump_index(index))) == value
+
+
+def test_sparse_files_and_ranges() -> None:
+    sparse = entry("a", "s", [200, [[0, [0, 20, 100, 40]], [1, [20, 40], "1x24"]]])
+    ranges = entry("a", "r", [190, [[1, [60, 40]]]])
+    value = index_value(ranges, sparse)
+    index = load(value)
+    assert index.payloads[0].entries == (
+        fmt.Entry("a", "r", -1, "", -1, 0, 190, (fmt.Piece(1, ((60, 40),)),)),
+        fmt.Entry(
+            "a",
+            "s",
+            -1,
+            "",
+            -1,
+            0,
+            200,
+            (fmt.Piece(0, ((0, 20), (100, 40))), fmt.Piece(1, ((20, 40),), "1x24")),
+        ),
+    )
+    assert [e.blobs for e in index.payloads[0].entries] == [(1,), (0, 1)]
+    assert json.loads(b"".join(fmt.dump_index(index))) == value
+
+
+def test_blobs_of_entries() -> None:
+    index = load(index_value(entry("a", "f", 1), entry("b", "l", "a"), entry("c", "d", -1)))
+    assert [e.blobs for e in index.payloads[0].entries] == [(1,), (), ()]
+
+
+OVERLAP = "the ranges of 'a' overlap or leave the file"
+SUM = "a piece of 'a' has another size than its ranges"
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        pytest.param([100, [[0, [0, 30, 20, 30]]]], OVERLAP, id="overlap in a piece"),
+        pytest.param([200, [[0, [0, 60]], [1, [59, 40]]]], OVERLAP, id="overlap of two pieces"),
+        pytest.param([200, [[0, [0, 60]], [0, [0, 60]]]], OVERLAP, id="twice the same"),
+        pytest.param([59, [[0, [0, 60]]]], OVERLAP, id="behind the end"),
+        pytest.param([10, [[0, [1000, 60]]]], OVERLAP, id="far behind the end"),
+        pytest.param([100, [[0, [0, 60, 70, 0]]]], OVERLAP, id="empty range"),
+        pytest.param([100, [[0, [0, 59]]]], SUM, id="too few bytes"),
+        pytest.param([100, [[0, [0, 61]]]], SUM, id="too many bytes"),
+        pytest.param([100, [[0, []]]], SUM, id="no ranges"),
+        pytest.param([100, [[2, [0, 60]]]], "'a' refers to a blob that is not there", id="blob too high"),
+        pytest.param([100, [[-1, [0, 60]]]], "'a' refers to a blob that is not there", id="blob too low"),
+        pytest.param(
+            [100, [[0, [0, 60], "2x2"]]],
+            "the image's index can't be read (ValueError: unknown filter '2x2')",
+            id="unknown filter",
+        ),
+        pytest.param(
+            [100, [[0, [0, 60], 7]]],
+            "the image's index can't be read (ValueError: unknown filter 7)",
+            id="filter that is no text",
+        ),
+        pytest.param(
+            [100, [[0, [0, 60, 1]]]],
+            "the image's index can't be read (ValueError: ranges are pairs of numbers)",
+            id="odd numbers",
+        ),
+        pytest.param(
+            [100, [[0, [-1, 60]]]],
+            "the image's index can't be read (ValueError: impossible size -1)",
+            id="negative offset",
+        ),
+        pytest.param(
+            [-1, []], "the image's index can't be read (ValueError: impossible size -1)", id="negative size"
+        ),
+        pytest.param(
+            [1 << 62, []],
+            f"the image's index can't be read (ValueError: impossible size {1 << 62})",
+            id="huge size",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["s", "r"])
+def test_bad_ranges(kind: str, what: Any, message: str) -> None:
+    with pytest.raises(ImageError) as caught:
+        load(index_value(entry("a", kind, what)))
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        0,
+        "x",
+        None,
+        [],
+        [100],
+        [100, [], 1],
+        ["100", []],
+        [100, [5]],
+        [100, [[]]],
+        [100, [[0]]],
+        [100, [[0, 5]]],
+        [100, [[0, "ab"]]],
+        [100, [[0, {"0": 60}]]],
+        [100, [[0, [0, "60"]]]],
+        [100, [[0, [0, 60], "", 1]]],
+        [100, [["0", [0, 60]]]],
+        [100, [[True, [0, 60]]]],
+    ],
+    ids=repr,
+)
+def test_nonsense_instead_of_pieces(what: Any) -> None:
+    with pytest.raises(ImageError) as caught:
+        load(index_value(entry("a", "s", what)))
+    assert caught.value.message.startswith("the image's index can't be read (")
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [("f", 0), ("x", 0), ("l", "b"), ("d", -1)], ids=["file", "program", "link", "folder"]
+)
+def test_ranges_of_what_is_no_sparse_file(kind: str, what: int | str) -> None:
+    with pytest.raises(ImageError) as caught:
+        load(index_value(entry("a", kind, what), entry("a", "r", [100, []])))
+    assert caught.value.message == "the index has ranges of 'a', which is no sparse file"
+
+
+def test_ranges_may_stand_alone() -> None:
+    """In a cold pack: the sparse file is in its image."""
+    load(index_value(entry("a", "r", [100, []])))
+
+
+def test_a_sparse_file_is_a_file() -> None:
+    sparse = entry("a", "s", [100, []])
+    load(index_value(sparse, entry("a", "t", 1)))
+    for other, message in (
+        (entry("a"), "the index names a path twice: 'a'"),
+        (sparse, "the index names a path twice: 'a'"),
+        (entry("a/b"), "'a/b' lies below 'a', which is no folder"),
+    ):
+        with pytest.raises(ImageError) as caught:
+            load(index_value(sparse, other))
+        assert caught.value.message == message
 
 
 @pytest.mark.parametrize(
@@ -376,36 +592,71 @@ def test_a_tail_may_have_the_path_of_its_file_but_not_of_a_link() -> None:
 @pytest.mark.parametrize(
     ("key", "item"),
     [
-        ("name", 5),
-        ("version", None),
-        ("network", "no"),
-        ("env", ["A"]),
-        ("env", {"A": 1}),
-        ("env", {"A": "x\0y"}),
-        ("env", {"A=B": "x"}),
-        ("frames", [[16, 50, 100]]),
-        ("frames", [[16, 50, 100, "00"]]),
-        ("frames", [[16, 50, 100, "x" * 64]]),
-        ("frames", [[-1, 50, 100, HEX]]),
-        ("frames", [[16, 50.0, 100, HEX]]),
-        ("frames", [[16, True, 100, HEX]]),
-        ("frames", [[1 << 62, 50, 100, HEX]]),
-        ("frames", 7),
-        ("blobs", [[HEX, 0, 0, 60], [HEX, 0, 60, 41]]),
-        ("blobs", [[HEX, 1, 0, 1], [HEX, 0, 0, 1]]),
-        ("blobs", [[HEX, 0, 101, 0], [HEX, 0, 0, 1]]),
-        ("blobs", [[HEX, 0, 0, 1 << 61], [HEX, 0, 0, 1]]),
-        ("payloads", [{}]),
-        ("details", 5),
+        ("rest.name", 5),
+        ("rest.version", None),
+        ("rest.network", "no"),
+        ("rest.env", ["A"]),
+        ("rest.env", {"A": 1}),
+        ("rest.env", {"A": "x\0y"}),
+        ("rest.env", {"A=B": "x"}),
+        ("stable.frames", [[16, 50, 100]]),
+        ("stable.frames", [[16, 50, 100, "00"]]),
+        ("stable.frames", [[16, 50, 100, "x" * 64]]),
+        ("stable.frames", [[-1, 50, 100, HEX]]),
+        ("stable.frames", [[16, 50.0, 100, HEX]]),
+        ("stable.frames", [[16, True, 100, HEX]]),
+        ("stable.frames", [[1 << 62, 50, 100, HEX]]),
+        ("stable.frames", 7),
+        ("rest.frames", 7),
+        ("rest.frames", [[16, 50, 100, "00"]]),
+        ("stable.blobs", [[HEX, 0, 0, 60], [HEX, 0, 60, 41]]),
+        ("stable.blobs", [[HEX, 1, 0, 1], [HEX, 0, 0, 1]]),
+        ("stable.blobs", [[HEX, 0, 101, 0], [HEX, 0, 0, 1]]),
+        ("stable.blobs", [[HEX, 0, 0, 1 << 61], [HEX, 0, 0, 1]]),
+        ("rest.blobs", [[HEX, 0, 60, 41]]),
+        ("rest.blobs", None),
+        ("rest.payloads", [{}]),
+        ("rest.payloads", []),
+        ("rest.payloads", {}),
+        ("stable.entries", []),
+        ("stable.entries", [[], []]),
+        ("stable.entries", 5),
+        ("stable.entries", [5]),
+        ("stable.entries", [[5]]),
+        ("stable.entries", [[[]]]),
+        ("stable.entries", [[["a"]]]),
+        ("stable.entries", [["ab"]]),
+        ("stable.entries", [[{}]]),
+        ("stable.entries", [[None]]),
+        ("stable.reasons", []),
+        ("stable.reasons", [["a"], ["b"]]),
+        ("stable.reasons", [[5]]),
+        ("stable.reasons", [5]),
+        ("stable", []),
+        ("stable", None),
+        ("rest", "x"),
+        ("rest.details", 5),
     ],
     ids=repr,
 )
 def test_bad_index_values(key: str, item: object) -> None:
-    value = index_value()
+    value: dict[str, Any] = index_value()
     assert load(value).name == "demo"
-    value[key] = item
+    part, _, inner = key.partition(".")
+    if inner:
+        value[part][inner] = item
+    else:
+        value[part] = item
     with pytest.raises(ImageError):
         load(value)
+
+
+@pytest.mark.parametrize("part", ["stable", "rest"])
+def test_half_an_index(part: str) -> None:
+    value = index_value()
+    with pytest.raises(ImageError) as caught:
+        load({part: value[part]})
+    assert caught.value.message.startswith("the image's index can't be read (KeyError: ")
 
 
 @pytest.mark.parametrize(
@@ -418,7 +669,20 @@ def test_bad_index_values(key: str, item: object) -> None:
         ("argv", [1]),
         ("libdir", None),
         ("packages", [["numpy"]]),
+        ("families", 5),
+        ("families", [5]),
+        ("families", [{}]),
+        ("families", [{**FAMILY, "name": 5}]),
+        ("families", [{**FAMILY, "needs": 5}]),
+        ("families", [{**FAMILY, "env": []}]),
+        ("families", [{**FAMILY, "env": {"A": 1}}]),
+        ("families", [{**FAMILY, "env": {"A=B": ""}}]),
+        ("entries", 5),
+        ("entries", [[]]),
+        ("entries", [["a"]]),
+        ("entries", [["a", "f"]]),
         ("entries", [["a", "f", 0, -1]]),
+        ("entries", [["a", "f", 0, -1, 0, 0]]),
         ("entries", [["a", "f", 1.5, -1, 0]]),
         ("entries", [["a", "f", "0", -1, 0]]),
         ("entries", [["a", "f", 0, 0.5, 0]]),
@@ -431,7 +695,8 @@ def test_bad_index_values(key: str, item: object) -> None:
 )
 def test_bad_payload_values(key: str, item: object) -> None:
     value = index_value()
-    value["payloads"][0][key] = item  # type: ignore[index]
+    value["stable"]["entries"] = [[]]
+    value["rest"]["payloads"][0][key] = item
     with pytest.raises(ImageError):
         load(value)
 
@@ -453,14 +718,14 @@ def test_index_that_is_none(data: bytes) -> None:
         ([15, 50, 100, HEX], "frame 0 lies outside the image"),
         ([651, 50, 100, HEX], "frame 0 lies outside the image"),
         ([16, 685, 100, HEX], "frame 0 lies outside the image"),
-        ([16, 50, (4 << 20) + 1, HEX], "frame 0 claims 4194305 bytes: too large"),
-        ([16, 4292609, 100, HEX], "frame 0 claims 4292609 bytes: too large"),
+        ([16, 50, (16 << 20) + 1, HEX], "frame 0 claims 16777217 bytes: too large"),
+        ([16, 16973825, 100, HEX], "frame 0 claims 16973825 bytes: too large"),
     ],
     ids=["over the header", "over the index", "too long", "raw size", "compressed size"],
 )
 def test_frames_out_of_bounds(frame: list[object], message: str) -> None:
     value = index_value()
-    value["frames"] = [frame]
+    value["stable"]["frames"] = [frame]
     with pytest.raises(ImageError) as caught:
         fmt.check_frames(load(value), FOOTER)
     assert caught.value.message == message
@@ -468,5 +733,5 @@ def test_frames_out_of_bounds(frame: list[object], message: str) -> None:
 
 def test_frames_in_bounds() -> None:
     value = index_value()
-    value["frames"] = [[650, 50, 100, HEX]]
+    value["stable"]["frames"] = [[650, 50, 100, HEX]]
     fmt.check_frames(load(value), FOOTER)

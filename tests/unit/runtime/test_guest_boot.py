@@ -70,7 +70,12 @@ d data.txt
 D {SITE}/mixed
 s late
 d more.txt
+D {SITE}/demo-1.0.dist-info
+d RECORD
+D {SITE}/demo-1.0.dist-info/licenses
+d LICENSE
 """
+RECORD = "hotmod.py,,\ndemo-1.0.dist-info/RECORD,,\n"
 EARLY = ("__init__", "aliases", "utf_8", "utf_8_sig", "latin_1", "ascii")  # of encodings
 _COMPILE = """
 import importlib.util, json, marshal, sys
@@ -107,6 +112,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
     folder = tmp_path_factory.mktemp("material")
     early = {f"{LIB}/encodings/{n}.py" for n in EARLY}
     sources = {**HOT, **COLD}
+    early |= {f"{LIB}/importlib/metadata/{p.name}" for p in Path(STDLIB, "importlib/metadata").glob("*.py")}
     sources |= {p: Path(STDLIB, p.removeprefix(f"{LIB}/")).read_text() for p in early}
     jobs = [[path, text, f"{folder}/{n}.pyc"] for n, (path, text) in enumerate(sources.items())]
     subprocess.run([PYTHON, "-c", _COMPILE], input=json.dumps(jobs).encode(), check=True)
@@ -124,6 +130,8 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
         item(f"{SITE}/badmod.py", b"VALUE = 7\n"),
         item(f"{SITE}/coldpkg/data.txt", b"cold data\n"),
         item(f"{SITE}/mixed/more.txt", b"more data\n"),
+        item(f"{SITE}/demo-1.0.dist-info/RECORD", RECORD.encode()),
+        item(f"{SITE}/demo-1.0.dist-info/licenses/LICENSE", b"do as you like\n"),
         item(f"{SITE}/extmod.so", (folder / "extmod.so").read_bytes()),
         item("usr/lib/libanswer.so", (folder / "libanswer.so").read_bytes()),
     ]
@@ -166,14 +174,20 @@ def make_tree(root: Path, material: Material) -> Tree:
     lib, site = root / LIB, root / SITE
     site.mkdir(parents=True)
     for name in os.listdir(STDLIB):
-        if name not in ("site-packages", "encodings", "colorsys.py"):
+        if name not in ("site-packages", "encodings", "colorsys.py", "importlib"):
             (lib / name).symlink_to(Path(STDLIB, name))
+    (lib / "importlib").mkdir()
+    for name in os.listdir(f"{STDLIB}/importlib"):
+        if name not in ("metadata", "__pycache__"):
+            (lib / "importlib" / name).symlink_to(Path(STDLIB, "importlib", name))
     for path, data in material.bytecode.items():
         if path not in COLD:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / f"{path}c").write_bytes(data)
     shutil.copy(BOOT, site)
     (site / "00_rvbundle_boot.pth").write_text("import _rvbundle_boot\n")
+    (site / "demo-1.0.dist-info").mkdir()
+    (site / "demo-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n")
     (root / "usr/lib/rvbundle").mkdir()
     (root / "usr/lib/rvbundle/cold.txt").write_text(COLD_TXT)
     return Tree(root, f"{root}/nothing")
@@ -528,3 +542,90 @@ def test_paths_outside_the_payload_are_left_to_python(tree: Tree, tmp_path: Path
         show([type(sys.path_importer_cache["{tmp_path}/out"]).__name__, plain.__file__])
     """
     assert tree.value(code) == ["FileFinder", f"{tmp_path}/out/plain.py"]
+
+
+METADATA = """
+    import importlib.metadata as m
+    show([m.version("demo"), [str(f) for f in m.files("demo") or ()],
+          m.distribution("demo").read_text("licenses/LICENSE"), m.distribution("demo").read_text("nothing")])
+"""
+
+
+def test_cold_metadata_comes_back(paged: Tree) -> None:
+    files = ["hotmod.py", "demo-1.0.dist-info/RECORD"]
+    for _ in range(2):
+        assert paged.value(METADATA) == ["1.0", files, "do as you like\n", None]
+    assert (paged.root / SITE / "demo-1.0.dist-info/RECORD").read_text() == RECORD
+
+
+def test_metadata_is_restored_only_when_it_is_asked_for(paged: Tree) -> None:
+    code = "import importlib.metadata as m; show([m.version('demo'), m.metadata('demo')['Name']])"
+    assert paged.value(code) == ["1.0", "demo"]
+    assert not (paged.root / SITE / "demo-1.0.dist-info/RECORD").exists()
+
+
+def test_cold_metadata_without_a_pack(tree: Tree) -> None:
+    """It looks as if it had never been installed, so stderr is told: once for each file."""
+    code = """
+        import importlib.metadata as m
+        for _ in range(2):
+            print(m.version("demo"), m.files("demo"), m.distribution("demo").read_text("licenses/LICENSE"))
+    """
+    done = tree.run(code)
+    assert (done.returncode, done.stdout) == (0, "1.0 None None\n" * 2)
+    folder = f"{tree.root}/{SITE}/demo-1.0.dist-info"
+    assert done.stderr == "".join(
+        f"rvbundle: {denied(f'{folder}/{name}')}\n" for name in ("RECORD", "licenses/LICENSE")
+    )
+
+
+def test_metadata_that_never_was_is_no_news(tree: Tree) -> None:
+    code = """
+        import importlib.metadata as m
+        show([m.distribution("demo").read_text(name) for name in ("nothing", "licenses/x", "INSTALLER")])
+    """
+    assert tree.value(code) == [None, None, None]
+
+
+def test_metadata_that_the_pack_lacks(paged: Tree) -> None:
+    cold = paged.root / "usr/lib/rvbundle/cold.txt"
+    cold.write_text(cold.read_text().replace("d RECORD\n", "d RECORD\nd EXTRA\n"))
+    done = paged.run("import importlib.metadata as m; print(m.distribution('demo').read_text('EXTRA'))")
+    inner = f"{SITE}/demo-1.0.dist-info/EXTRA"
+    reason = f"{inner} is not in the cold pack"
+    assert done.stdout == "None\n"
+    assert done.stderr == f"rvbundle: {denied(f'{paged.root}/{inner}', reason)}\n"
+
+
+def test_metadata_imported_before_the_finder(paged: Tree) -> None:
+    """By a .pth file of a distribution whose name sorts first."""
+    (paged.root / SITE / "000_early.pth").write_text("import importlib.metadata\n")
+    files = ["hotmod.py", "demo-1.0.dist-info/RECORD"]
+    assert paged.value(METADATA) == ["1.0", files, "do as you like\n", None]
+
+
+def test_metadata_looks_as_it_should(tree: Tree) -> None:
+    code = """
+        import importlib.metadata as m, inspect
+        function = m.PathDistribution.read_text
+        show([function.__doc__, function.__name__, str(inspect.signature(function)), m.__file__])
+    """
+    doc, name, signature, file = tree.value(code)  # type: ignore[misc]
+    from importlib.metadata import PathDistribution
+
+    assert doc == PathDistribution.read_text.__doc__
+    assert (name, signature) == ("read_text", "(self, filename)")
+    assert file == f"{tree.root}/{LIB}/importlib/metadata/__init__.py"
+
+
+def test_distributions_outside_the_payload_are_left_alone(tree: Tree, tmp_path: Path) -> None:
+    folder = tmp_path / "out/other-2.0.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 2.0\n")
+    code = f"""
+        import sys
+        sys.path.insert(0, "{tmp_path}/out")
+        import importlib.metadata as m
+        show([m.version("other"), m.files("other")])
+    """
+    assert tree.value(code) == ["2.0", None]

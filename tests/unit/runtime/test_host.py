@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rvbundle_runtime import host, store
+from rvbundle_runtime.families import Processor
 from rvbundle_runtime.host import CachePlace, cache_place
 
 
@@ -100,6 +101,28 @@ def test_read_host() -> None:
     assert found.environ == dict(os.environ)
     assert found.page_size in (4096, 16384, 65536)
     assert bool(found.namespaces_denied) == bool(found.namespaces_fix)
+
+
+def test_read_processor() -> None:
+    """The kernel names the processor of this machine, whatever it is."""
+    found = host.read_processor()
+    text = Path("/proc/cpuinfo").read_text()
+    assert found.vendor in text
+    assert all(flag in text for flag in found.flags)
+    assert host.read_host().processor == found
+    if os.uname().machine == "x86_64":
+        assert found.vendor
+        assert "sse2" in found.flags
+
+
+def test_no_processor_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str, mode: str) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    found = host.read_processor()
+    monkeypatch.undo()
+    assert found == Processor()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from rvbundle_runtime import store
 from rvbundle_runtime.errors import ImageError
 from rvbundle_runtime.image import Reader
 
-from ..images import ARCH, SMALL, SMALL_TREE, build, forge, item, tree
+from ..images import ARCH, SMALL, SMALL_TREE, build, forge, item, read_index, tree
 
 NO_IMAGE = "this is no rvbundle image, or its end is missing"
 
@@ -449,3 +449,109 @@ def test_the_small_image_is_what_the_tests_believe(tmp_path: Path, image: Path) 
     with Reader(image) as reader:
         store.write_tree(reader, reader.index().payloads[0].entries, tmp_path / "out")
     assert tree(tmp_path / "out") == SMALL_TREE
+
+
+def reindexed(image: Path, target: Path, index: bytes, raw_size: int) -> Path:
+    """Write `image` again with other bytes for its index, whose digest is as it should be."""
+    data = image.read_bytes()
+    old = fmt.parse_footer(data[-fmt.FOOTER_SIZE :], len(data))
+    size = old.index_offset + len(index) + fmt.FOOTER_SIZE
+    digest = hashlib.sha256(index).digest()
+    end = fmt.Footer(size, old.index_offset, len(index), raw_size, digest, old.bound_to)
+    target.write_bytes(data[: old.index_offset] + index + fmt.pack_footer(end))
+    return target
+
+
+def pack_parts(stable: bytes, rest: bytes) -> tuple[bytes, bytes]:
+    first, second = (zstandard.ZstdCompressor().compress(part) for part in (stable, rest))
+    return first, second
+
+
+def test_an_index_is_two_frames(image: Path) -> None:
+    """The first one is the same for any agent, so that an update need not carry it."""
+    data = image.read_bytes()
+    footer = fmt.parse_footer(data[-fmt.FOOTER_SIZE :], len(data))
+    index = data[footer.index_offset : -fmt.FOOTER_SIZE]
+    size, raw = fmt.INDEX_HEAD.unpack_from(index)
+    first = zstandard.ZstdDecompressor().decompress(index[16 : 16 + size])
+    second = zstandard.ZstdDecompressor().decompress(index[16 + size :])
+    assert (len(first), len(first) + len(second)) == (raw, footer.index_raw_size)
+    with Reader(image) as reader:
+        assert (first, second) == fmt.dump_index(reader.index())
+        assert reader.index() == fmt.load_index(first + second)
+
+
+def test_a_changed_agent_changes_nothing_that_comes_before_its_frame(tmp_path: Path) -> None:
+    files = []
+    for text in (b"print(1)\n", b"print(2)  # and more\n"):
+        changed = [i for i in SMALL if i.path != "app/train.py"]
+        build(tmp_path / "x.rvb", [*changed, item("app/train.py", text, group="agent")])
+        files.append((tmp_path / "x.rvb").read_bytes())
+    footers = [fmt.parse_footer(data[-fmt.FOOTER_SIZE :], len(data)) for data in files]
+    heads = [data[f.index_offset :] for data, f in zip(files, footers, strict=True)]
+    sizes = [fmt.INDEX_HEAD.unpack_from(head)[0] for head in heads]
+    assert heads[0][: 16 + sizes[0]] == heads[1][: 16 + sizes[1]]
+    assert read_index(tmp_path / "x.rvb")["rest"]["frames"] != []
+    last = read_index(tmp_path / "x.rvb")["rest"]["frames"][0][0]
+    assert files[0][:last] == files[1][:last]
+
+
+def test_an_index_in_one_frame_is_read_too(image: Path, tmp_path: Path) -> None:
+    with Reader(image) as reader, Reader(forge(image, tmp_path / "x.rvb")) as other:
+        assert other.index() == reader.index()
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (b"", "it is too short"),
+        (bytes(15), "it is too short"),
+        (fmt.INDEX_HEAD.pack(1, 0), "its parts do not fit its size"),
+        (fmt.INDEX_HEAD.pack((1 << 64) - 1, 0), "its parts do not fit its size"),
+        (fmt.INDEX_HEAD.pack(0, 51), "its parts do not fit its size"),
+        (fmt.INDEX_HEAD.pack(0, (1 << 64) - 1), "its parts do not fit its size"),
+    ],
+    ids=["empty", "short", "part behind the end", "huge part", "larger than both", "claims everything"],
+)
+def test_heads_of_indices_that_do_not_fit(image: Path, tmp_path: Path, head: bytes, message: str) -> None:
+    path = reindexed(image, tmp_path / "x.rvb", head, 50)
+    with Reader(path) as reader, pytest.raises(ImageError) as caught:
+        reader.index()
+    assert caught.value.message == f"{path}: the index can't be decoded ({message})"
+    assert caught.value.hint == fmt.FORGED
+
+
+@pytest.mark.parametrize("wrong", ["first", "second", "cut", "swapped", "none"])
+def test_parts_of_an_index_that_are_wrong(image: Path, tmp_path: Path, wrong: str) -> None:
+    with Reader(image) as reader:
+        stable, rest = fmt.dump_index(reader.index())
+    first, second = pack_parts(stable, rest)
+    head = fmt.INDEX_HEAD.pack(len(first), len(stable))
+    good = reindexed(image, tmp_path / "good.rvb", head + first + second, len(stable) + len(rest))
+    with Reader(good) as reader:
+        assert reader.index().name == "demo"
+    index = {
+        "first": fmt.INDEX_HEAD.pack(len(first), len(stable) - 1) + first + second,
+        "second": head + first + pack_parts(b"", rest + b" ")[1],
+        "cut": head + first + second[:-3],
+        "swapped": fmt.INDEX_HEAD.pack(len(second), len(rest)) + second + first,
+        "none": head + first,
+    }[wrong]
+    path = reindexed(image, tmp_path / "x.rvb", index, len(stable) + len(rest))
+    with Reader(path) as reader, pytest.raises(ImageError) as caught:
+        reader.index()
+    assert caught.value.message.startswith(f"{path}: the ")
+    assert caught.value.hint
+
+
+def test_version_1_is_refused(image: Path, tmp_path: Path) -> None:
+    data = image.read_bytes()
+    body = bytearray(data[-fmt.FOOTER_SIZE : -fmt.FOOTER_CHECK_SIZE])
+    body[8] = 1
+    check = hashlib.sha256(body).digest()[: fmt.FOOTER_CHECK_SIZE]
+    (tmp_path / "old.rvb").write_bytes(data[: -fmt.FOOTER_SIZE] + body + check)
+    with pytest.raises(ImageError) as caught:
+        Reader(tmp_path / "old.rvb")
+    assert caught.value.message == (
+        f"{tmp_path}/old.rvb: the image has format version 1, this rvbundle reads version 2"
+    )

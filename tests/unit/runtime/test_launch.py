@@ -1,3 +1,4 @@
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -5,14 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from rvbundle.record import Recorded, read_records
 from rvbundle_runtime import launch, store, supervisor
 from rvbundle_runtime.errors import HostError, ImageError, StoreError
 from rvbundle_runtime.host import CachePlace
 from rvbundle_runtime.options import RunOptions
+from rvbundle_runtime.pager import Pager
 from rvbundle_runtime.plan import ColdPack, Plan
 
 from ..images import ARCH, build, item
 from .test_plan import HOST
+from .trimmed import PATH, Place, make_place
 
 HERE = replace(HOST, arch=ARCH)
 
@@ -181,7 +185,8 @@ def test_pruned_between_finding_and_holding(
             pruned.append(store.prune(place.base))
         return original(unpacked)
 
-    def run(plan: Plan, pager: object) -> supervisor.Outcome:
+    def run(plan: Plan, pager: object, present: bytes) -> supervisor.Outcome:
+        assert present == b""  # no library of it is trimmed
         seen.append(os.path.exists(f"{plan.root}/usr/bin/agent"))
         return supervisor.Outcome(0)
 
@@ -189,3 +194,81 @@ def test_pruned_between_finding_and_holding(
     monkeypatch.setattr(supervisor, "run", run)
     assert launch.run(HERE, RunOptions(str(image)), place) == 0
     assert seen == [True]
+
+
+@pytest.fixture
+def trimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return make_place(tmp_path, monkeypatch)
+
+
+def outcome(code: int, seen: list[object]) -> object:
+    def run(plan: Plan, pager: object, present: bytes) -> supervisor.Outcome:
+        seen.append((plan, pager, present))
+        return supervisor.Outcome(code)
+
+    return run
+
+
+def cache_of(trimmed: Place) -> CachePlace:
+    return CachePlace(trimmed.unpacked.root.parents[2], "a test")
+
+
+def test_a_run_of_trimmed_libraries(trimmed: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor gets the bits of what earlier runs restored, and a pager if there is a cold pack."""
+    seen: list[tuple[Plan, object, bytes]] = []
+    monkeypatch.setattr(supervisor, "run", outcome(7, seen))  # type: ignore[arg-type]
+    trimmed.log.write_text(f"S t\nP t 2 {PATH}\n")
+    image = trimmed.pack.with_name("demo.rvb")
+    assert launch.run(HERE, RunOptions(str(image)), cache_of(trimmed)) == 7
+    trimmed.pack.rename(trimmed.pack.with_name("elsewhere"))
+    assert launch.run(HERE, RunOptions(str(image)), cache_of(trimmed)) == 7
+    assert [(pager is None, present) for _, pager, present in seen] == [
+        (False, bytes([1 << 5, 0])),
+        (True, bytes([1 << 5, 0])),
+    ]
+
+
+def test_a_run_with_a_damaged_table(trimmed: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "run", lambda *_: pytest.fail("it was started"))
+    (trimmed.unpacked.root / "usr/lib/rvbundle/absent.tbl").write_bytes(b"")
+    with pytest.raises(ImageError) as caught:
+        launch.run(HERE, RunOptions(str(trimmed.pack.with_name("demo.rvb"))), cache_of(trimmed))
+    assert caught.value.message.startswith("the table of absent pages is damaged (")
+
+
+def test_a_record_names_files_and_pages(
+    trimmed: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    image = trimmed.pack.with_name("demo.rvb")
+
+    def run(plan: Plan, pager: Pager, present: bytes) -> supervisor.Outcome:
+        assert pager.restore("usr/lib/other.pyc") == (0, "")
+        assert pager.restore_pages(PATH, 0, send=False) == (0, b"")
+        return supervisor.Outcome(0)
+
+    monkeypatch.setattr(supervisor, "run", run)
+    options = RunOptions(str(image), record=str(tmp_path / "record.json"))
+    launch.run(HERE, options, cache_of(trimmed))
+    value = json.loads((tmp_path / "record.json").read_text())
+    assert value == {
+        "format": 2,
+        "name": "demo",
+        "version": "1.0",
+        "image": identity(image),
+        "restored": ["usr/lib/other.pyc"],
+        "pages": {PATH: [0, 1]},
+    }
+    assert read_records([tmp_path / "record.json"]) == Recorded(
+        frozenset({"usr/lib/other.pyc"}), {PATH: frozenset({0, 1})}
+    )
+
+
+def test_a_record_that_can_not_be_written(
+    image: Path, place: CachePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "run", outcome(0, []))  # type: ignore[arg-type]
+    with pytest.raises(StoreError) as caught:
+        launch.run(HERE, RunOptions(str(image), record=str(tmp_path)), place)
+    assert caught.value.message == f"can't write the record {tmp_path}: Is a directory"

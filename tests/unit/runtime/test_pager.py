@@ -7,15 +7,17 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime.errors import ImageError
 from rvbundle_runtime.image import Reader
-from rvbundle_runtime.pager import FAILED, NOT_IN_PACK, RESTORED, Pager
+from rvbundle_runtime.pager import BYTES, FAILED, NOT_IN_PACK, RESTORED, Pager
 
 from ..images import ARCH, build, folder, forge, item, link, tree
+from .trimmed import PATH, SIZE, WHOLE, Place, cold_items, make_place, trimmed_bytes
 
 COLD = (
     item("usr/lib/a/mod.pyc", b"bytecode"),
@@ -266,3 +268,187 @@ def test_socket_is_open_to_all(address: str) -> None:
 def test_a_root_that_is_gone(pack: Path, tmp_path: Path) -> None:
     with Reader(pack) as reader, pytest.raises((OSError, ImageError)):
         Pager(reader, ARCH, str(tmp_path / "nothing"))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return make_place(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def paged(place: Place) -> Iterator[str]:
+    """The address of a pager for an image with a trimmed library."""
+    folder_ = tempfile.mkdtemp(prefix="rv", dir="/tmp")
+    with Reader(place.pack) as reader:
+        pager = Pager(reader, ARCH, str(place.unpacked.root))
+        pager.listen(f"{folder_}/pager")
+        yield f"{folder_}/pager"
+        pager.filler.close()
+    shutil.rmtree(folder_)
+
+
+def page_request(path: str | bytes, offset: int, flags: int = 0) -> bytes:
+    name = path.encode() if isinstance(path, str) else path
+    body = b"\0" + struct.pack("<QB", offset, flags) + name
+    return struct.pack("<I", len(body)) + body
+
+
+def answer(connection: socket.socket, request: bytes) -> tuple[int, bytes]:
+    connection.sendall(request)
+    status, size = struct.unpack("<BI", receive(connection, 5))
+    return status, receive(connection, size)
+
+
+def test_a_page_request_byte_by_byte(paged: str, place: Place) -> None:
+    request = b"\x1d\0\0\0" + b"\0" + b"\x00\x20\0\0\0\0\0\0" + b"\0" + b"usr/lib/x/libtoy.so"
+    assert page_request(PATH, 0x2000) == request
+    with connect(paged) as connection:
+        connection.sendall(request)
+        assert receive(connection, 5) == b"\0\0\0\0\0"
+    assert place.library.read_bytes()[0x2000:0x5000] == WHOLE[0x2000:0x5000]
+    assert [line.split()[0] for line in place.lines()] == ["B", "P", "P"]
+
+
+def test_bytes_on_request(paged: str, place: Place) -> None:
+    with connect(paged) as connection:
+        connection.sendall(page_request(PATH, 0x20010, 1))
+        assert receive(connection, 5) == b"\3" + struct.pack("<I", 65536)
+        assert receive(connection, 65536) == WHOLE[0x20000:0x30000]
+        assert answer(connection, page_request(PATH, 5 * 65536, 1)) == (BYTES, WHOLE[5 * 65536 :])
+    assert place.library.read_bytes() == trimmed_bytes()
+    assert place.lines() == []
+
+
+def test_unknown_flags_are_left_alone(paged: str, place: Place) -> None:
+    with connect(paged) as connection:
+        assert answer(connection, page_request(PATH, 0x2000, 0xFE)) == (RESTORED, b"")
+    assert place.library.read_bytes() != trimmed_bytes()
+
+
+def test_files_and_pages_over_one_connection(paged: str, place: Place) -> None:
+    with connect(paged) as connection:
+        for _ in range(2):
+            assert answer(connection, page_request(PATH, 0x48000)) == (RESTORED, b"")
+            assert ask(connection, b"usr/lib/other.pyc") == (RESTORED, "")
+    assert (place.unpacked.root / "usr/lib/other.pyc").read_bytes() == b"cold"
+
+
+@pytest.mark.parametrize(
+    ("path", "offset", "status", "text"),
+    [
+        (PATH, 3 * 65536 + 7, FAILED, f"the cold pack has nothing at 0x30000 of {PATH}"),
+        (PATH, SIZE + 65536, FAILED, f"the cold pack has nothing at 0x60000 of {PATH}"),
+        (PATH, (1 << 64) - 1, FAILED, f"the cold pack has nothing at 0xffffffffffff0000 of {PATH}"),
+        ("usr/lib/liba.so", 0, NOT_IN_PACK, "the cold pack has no pages of usr/lib/liba.so"),
+        ("usr/lib/other.pyc", 0, NOT_IN_PACK, "the cold pack has no pages of usr/lib/other.pyc"),
+        ("usr/lib/nothing.so", 0, NOT_IN_PACK, "the cold pack has no pages of usr/lib/nothing.so"),
+        (f"/{PATH}", 0, NOT_IN_PACK, f"the cold pack has no pages of /{PATH}"),
+        (f"usr/../{PATH}", 0, NOT_IN_PACK, f"the cold pack has no pages of usr/../{PATH}"),
+        (b"\xff", 0, NOT_IN_PACK, "the cold pack has no pages of \ufffd"),
+    ],
+    ids=[
+        "nothing cold",
+        "outside",
+        "far outside",
+        "hot library",
+        "cold file",
+        "unknown",
+        "absolute",
+        "climbing",
+        "no text",
+    ],
+)
+def test_pages_that_can_not_be_had(
+    paged: str, place: Place, path: str | bytes, offset: int, status: int, text: str
+) -> None:
+    with connect(paged) as connection:
+        assert answer(connection, page_request(path, offset)) == (status, text.encode())
+        assert answer(connection, page_request(PATH, 0x2000)) == (RESTORED, b"")  # and it goes on
+
+
+@pytest.mark.parametrize("size", range(1, 11))
+def test_page_requests_that_are_cut(paged: str, size: int) -> None:
+    with connect(paged) as connection:
+        body = page_request(PATH, 0x2000)[4 : 4 + size]
+        request = struct.pack("<I", size) + body
+        assert answer(connection, request) == (NOT_IN_PACK, b"a request for pages without a path")
+        assert answer(connection, page_request(PATH, 0x2000)) == (RESTORED, b"")
+
+
+def test_the_ranges_of_a_library_are_no_file(paged: str, place: Place) -> None:
+    """Asked for as a file, it is not in the pack: the file that is there must not be replaced."""
+    with connect(paged) as connection:
+        assert ask(connection, PATH.encode()) == (NOT_IN_PACK, f"{PATH} is not in the cold pack")
+    assert place.library.read_bytes() == trimmed_bytes()
+
+
+def test_the_bits_are_shared(place: Place) -> None:
+    with Reader(place.pack) as reader:
+        pager = Pager(reader, ARCH, str(place.unpacked.root))
+        fd = os.memfd_create("present")
+        os.write(fd, b"\0\0")
+        pager.filler.share(fd, 2)
+        assert pager.restore_pages(PATH, 0x48000, send=False) == (RESTORED, b"")
+        assert os.pread(fd, 2, 0) == bytes([1 << 7, 1])
+
+
+def test_many_threads_fill_the_same_window(place: Place) -> None:
+    with Reader(place.pack) as reader:
+        pager = Pager(reader, ARCH, str(place.unpacked.root))
+        barrier, answers = threading.Barrier(6), []
+
+        def run(number: int) -> None:
+            barrier.wait()
+            answers.append(pager.restore_pages(PATH, (0, 0x20000, 0x48000)[number % 3], send=False))
+
+        threads = [threading.Thread(target=run, args=(n,)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert answers == [(RESTORED, b"")] * 6
+    assert place.library.read_bytes()[64:] == WHOLE[64:]
+
+
+def test_pages_of_a_damaged_pack(place: Place) -> None:
+    data = bytearray(place.pack.read_bytes())
+    data[fmt.HEADER.size : fmt.HEADER.size + 200] = bytes(200)
+    place.pack.write_bytes(data)
+    with Reader(place.pack) as reader:
+        pager = Pager(reader, ARCH, str(place.unpacked.root))
+        found = {pager.restore_pages(PATH, offset, send=False) for offset in (0, 0x20000, 0x48000)}
+    damaged = [text.decode() for status, text in found if status == FAILED]
+    assert damaged
+    assert all("is damaged (its digest is not what the image says)" in text for text in damaged)
+
+
+def test_pages_for_another_machine(place: Place) -> None:
+    with Reader(place.pack) as reader:
+        pager = Pager(reader, "other", str(place.unpacked.root))
+        assert pager.restore_pages(PATH, 0, send=False) == (FAILED, b"the cold pack has nothing for other")
+
+
+def test_a_library_that_is_gone(place: Place) -> None:
+    place.library.unlink()
+    with Reader(place.pack) as reader:
+        pager = Pager(reader, ARCH, str(place.unpacked.root))
+        assert pager.restore_pages(PATH, 0, send=False) == (
+            FAILED,
+            f"{PATH} could not be restored: No such file or directory".encode(),
+        )
+
+
+def test_a_forged_pack_does_not_end_the_pager(place: Place, tmp_path: Path) -> None:
+    """Its library is longer than the image's."""
+
+    def change(value: dict[str, Any]) -> None:
+        (row,) = [row for row in value["payloads"][0]["entries"] if row[1] == "r"]
+        row[2][0] = 20 * 65536
+        row[2][1][-1][1] = [10 * 65536, 0x1000 + 100]
+
+    build(tmp_path / "honest.rvb", cold_items(), bound_to="ab" * 32)
+    path = forge(tmp_path / "honest.rvb", tmp_path / "forged.rvb", change)
+    with Reader(path) as reader:
+        pager = Pager(reader, ARCH, str(place.unpacked.root))
+        assert pager.restore_pages(PATH, 10 * 65536, send=True)[0] == FAILED
+        assert pager.restore_pages(PATH, 0, send=False)[0] == FAILED

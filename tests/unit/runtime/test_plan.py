@@ -4,6 +4,7 @@ import pytest
 
 from rvbundle_runtime import plan as planning
 from rvbundle_runtime.errors import HostError, SandboxError
+from rvbundle_runtime.families import Family, Processor
 from rvbundle_runtime.host import Host
 from rvbundle_runtime.options import RunOptions, Volume
 from rvbundle_runtime.plan import ColdPack, Mount, Plan, choose_arch, make_plan
@@ -81,6 +82,88 @@ def test_plain_run() -> None:
     assert choice(made, "network") == ("off", "the recipe says so")
     assert choice(made, "cold pack") == ("none", "there is no x.cold.rvb beside the image")
     assert choice(made, "working folder") == ("/home/me/work", "seen as /agent")
+    assert choice(made, "CPU kernels") == ("any", "every kernel is in the image")
+
+
+FAST = Family("avx2", ("avx2", "fma"), {"ATEN_CPU_CAPABILITY": "avx2"}, ("AVX512F",), "GenuineIntel")
+SLOW = Family("baseline", ("sse4_2",), {"ATEN_CPU_CAPABILITY": "default"}, ("AVX2",))
+TRIMMED = replace(INFO, families=(FAST, SLOW), trimmed=True)
+ONLY = "without a cold pack only kernels that were traced"
+
+
+@pytest.mark.parametrize(
+    ("processor", "family", "reason", "env"),
+    [
+        (
+            Processor("GenuineIntel", frozenset({"avx2", "fma", "sse4_2"})),
+            "avx2",
+            ONLY,
+            {"ATEN_CPU_CAPABILITY": "avx2"},
+        ),
+        (
+            Processor("GenuineIntel", frozenset({"avx2", "fma", "sse4_2", "avx512f"})),
+            "avx2",
+            ONLY,
+            {"ATEN_CPU_CAPABILITY": "avx2", "NPY_DISABLE_CPU_FEATURES": "AVX512F"},
+        ),
+        (
+            Processor("AuthenticAMD", frozenset({"avx2", "fma", "sse4_2"})),
+            "baseline",
+            f"{ONLY}; not avx2: traced on GenuineIntel, and libraries run other code on AuthenticAMD",
+            {"ATEN_CPU_CAPABILITY": "default", "NPY_DISABLE_CPU_FEATURES": "AVX2"},
+        ),
+        (
+            Processor("GenuineIntel", frozenset({"sse4_2"})),
+            "baseline",
+            f"{ONLY}; not avx2: this processor has no avx2, fma",
+            {"ATEN_CPU_CAPABILITY": "default"},
+        ),
+    ],
+    ids=["traced here", "newer", "another maker", "older"],
+)
+def test_kernels_without_a_cold_pack(
+    processor: Processor, family: str, reason: str, env: dict[str, str]
+) -> None:
+    made = plan(replace(HOST, processor=processor), TRIMMED)
+    assert choice(made, "CPU kernels") == (family, reason)
+    assert not any(c.warn for c in made.choices)
+    held = ("ATEN_CPU_CAPABILITY", "NPY_DISABLE_CPU_FEATURES")
+    assert {name: made.env[name] for name in held if name in made.env} == env
+
+
+def test_kernels_that_no_trace_could_see() -> None:
+    made = plan(replace(HOST, processor=Processor("X", frozenset())), TRIMMED)
+    assert choice(made, "CPU kernels") == (
+        "any",
+        "none that were traced fit: not avx2: this processor has no avx2, fma; "
+        "not baseline: this processor has no sse4_2",
+    )
+    assert [c.what for c in made.choices if c.warn] == ["CPU kernels"]
+    assert "ATEN_CPU_CAPABILITY" not in made.env
+
+
+def test_kernels_with_a_cold_pack() -> None:
+    made = plan(info=TRIMMED, pack=ColdPack("/c.rvb", "named"))
+    assert choice(made, "CPU kernels") == ("any", "the cold pack has those that no trace touched")
+    assert not any(c.warn for c in made.choices)
+    assert "ATEN_CPU_CAPABILITY" not in made.env
+
+
+def test_recipe_and_options_win_over_the_kernels() -> None:
+    host = replace(HOST, processor=Processor("GenuineIntel", frozenset({"sse4_2"})))
+    info = replace(TRIMMED, env={"ATEN_CPU_CAPABILITY": "recipe"})
+    assert plan(host, info).env["ATEN_CPU_CAPABILITY"] == "recipe"
+    given = plan(host, info, env=(("ATEN_CPU_CAPABILITY", "given"),))
+    assert given.env["ATEN_CPU_CAPABILITY"] == "given"
+
+
+def test_the_guard_without_a_sandbox() -> None:
+    """In the sandbox /etc/ld.so.preload names it."""
+    made = plan(info=TRIMMED, sandbox=False)
+    assert made.env["LD_PRELOAD"] == "/store/root/usr/lib/rvbundle/guard.so"
+    assert made.env["RVBUNDLE_ROOT"] == "/store/root"
+    assert not {"LD_PRELOAD", "RVBUNDLE_ROOT"} & plan(info=TRIMMED).env.keys()
+    assert not {"LD_PRELOAD", "RVBUNDLE_ROOT"} & plan(sandbox=False).env.keys()
 
 
 def test_every_choice_has_a_reason() -> None:

@@ -13,9 +13,10 @@ import pytest
 
 from rvbundle_runtime import store
 from rvbundle_runtime.errors import HostError, ImageError, StoreError
+from rvbundle_runtime.families import Family
 from rvbundle_runtime.image import Reader
 
-from ..images import ARCH, SMALL_TREE, build, forge, item, tree
+from ..images import ARCH, SMALL_TREE, build, chunk, forge, item, sparse, tree
 
 
 @pytest.fixture
@@ -60,6 +61,35 @@ def test_second_time_nothing_is_unpacked(base: Path, image: Path) -> None:
     second = ensure(base, image)
     assert second == replace(first, fresh=False)
     assert (first.root / "app/train.py").read_text() == "print(2)\n"
+
+
+def test_families_and_trims_are_remembered(base: Path, tmp_path: Path) -> None:
+    family = Family("avx2", ("avx2",), {"A": "1"}, ("AVX512F",), "GenuineIntel")
+    identity = build(
+        tmp_path / "x.rvb",
+        [item("usr/x", b"x"), sparse("usr/a.so", 9, chunk(b"a", (0, 1)))],
+        families=(family,),
+    )
+    unpacked = ensure(base, tmp_path / "x.rvb")
+    assert (unpacked.info.families, unpacked.info.trimmed) == ((family,), True)
+    found = store.find(base, identity, ARCH)
+    assert found == replace(unpacked, fresh=False)
+    build(tmp_path / "y.rvb")
+    plain = ensure(base, tmp_path / "y.rvb")
+    assert (plain.info.families, plain.info.trimmed) == ((), False)
+
+
+def test_space_counts_the_pages_that_are_there(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trimmed library takes what it has, not its size."""
+    build(tmp_path / "x.rvb", [sparse("usr/a.so", 1 << 40, chunk(bytes(2 << 20), (1 << 30, 2 << 20)))])
+    monkeypatch.setattr(os, "statvfs", full_disk((18 << 20) - 4096))
+    with pytest.raises(StoreError) as caught:
+        ensure(base, tmp_path / "x.rvb")
+    assert caught.value.message.startswith("not enough space to unpack: 2 MiB are needed")
+    monkeypatch.setattr(os, "statvfs", full_disk(18 << 20))
+    assert ensure(base, tmp_path / "x.rvb").fresh
 
 
 def test_find(base: Path, image: Path) -> None:
@@ -116,6 +146,25 @@ def drop_argv(folder: Path) -> None:
     (folder / "payload.json").write_text(json.dumps(value))
 
 
+def set_families(value: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        info = json.loads((folder / "payload.json").read_text())
+        (folder / "payload.json").write_text(json.dumps({**info, "families": value}))
+
+    change.__name__ = f"families {value}"
+    return change
+
+
+def drop_families(folder: Path) -> None:
+    """As the first version wrote it."""
+    value = json.loads((folder / "payload.json").read_text())
+    del value["families"]
+    (folder / "payload.json").write_text(json.dumps(value))
+
+
+FAMILY = {"name": "a", "needs": [], "env": {}, "numpy": [], "vendor": ""}
+
+
 def add_key(folder: Path) -> None:
     value = json.loads((folder / "payload.json").read_text())
     (folder / "payload.json").write_text(json.dumps({**value, "new": 1}))
@@ -127,7 +176,21 @@ def remove_root(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [break_payload_json, remove_payload_json, list_payload_json, drop_argv, add_key, remove_root],
+    [
+        break_payload_json,
+        remove_payload_json,
+        list_payload_json,
+        drop_argv,
+        add_key,
+        remove_root,
+        drop_families,
+        set_families(5),
+        set_families([5]),
+        set_families([{}]),
+        set_families([{**FAMILY, "name": 5}]),
+        set_families([{**FAMILY, "env": []}]),
+        set_families([{**FAMILY, "env": {"A=": ""}}]),
+    ],
     ids=lambda f: f.__name__,
 )
 def test_damaged_from_outside_is_unpacked_anew(

@@ -25,7 +25,7 @@ plan = Plan("/root", info, NONE, True, (), request["env"], tuple(request["argv"]
             request["memory"], None, ())
 before = os.getpid()
 try:
-    outcome = supervisor.run(plan, None)
+    outcome = supervisor.run(plan, None, bytes.fromhex(request.get("present", "")))
     print(json.dumps([outcome.code, outcome.signal]), flush=True)
 except RvbundleError as error:
     print(json.dumps([type(error).__name__, error.message]), flush=True)
@@ -74,6 +74,32 @@ def test_passes_the_exit_code_on() -> None:
 def test_environment_is_only_what_the_plan_says() -> None:
     done = run("/usr/bin/env", env={"A": "1", "B": "2"})
     assert sorted(done.stdout.splitlines()[:-1]) == ["A=1", "B=2"]
+
+
+def present(content: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    request = {
+        "argv": argv,
+        "env": {"A": "1"},
+        "workdir": "/",
+        "memory": None,
+        "die": False,
+        "present": content,
+    }
+    command = [sys.executable, "-c", _RUN, json.dumps(request)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_what_is_present_can_be_read_by_the_agent() -> None:
+    """Without a sandbox it is a file without a name, which goes with the launcher."""
+    done = present("00ff12", "/bin/sh", "-c", 'od -An -tx1 "$RVBUNDLE_PRESENT"')
+    assert done.stdout.splitlines()[0].split() == ["00", "ff", "12"]
+    assert last_line(done) == [0, 0]
+
+
+def test_nothing_is_shared_where_nothing_is_trimmed() -> None:
+    assert present("", "/usr/bin/env").stdout.splitlines()[0] == "A=1"
+    names = [line.partition("=")[0] for line in present("00", "/usr/bin/env").stdout.splitlines()[:-1]]
+    assert sorted(names) == ["A", "RVBUNDLE_PRESENT"]
 
 
 def test_working_folder(tmp_path: Path) -> None:

@@ -108,6 +108,148 @@ def double(there, back):
 
 
 @check
+def flood(threads="8"):
+    """Read one byte of every absent run of libtorch_cpu.so, in random order, from several threads at once.
+
+    Prints how many there were, and a digest of all bytes of the library's code as this process sees them.
+    """
+    import ctypes
+    import hashlib
+    import random
+    import re
+    import threading
+
+    runs, whole = [], []
+    with open("/proc/self/maps") as file:
+        for line in file:
+            match = re.match(r"([0-9a-f]+)-([0-9a-f]+) (---|r-x)p ([0-9a-f]+) .*/libtorch_cpu\.so$", line)
+            if match:
+                start, stop = (int(match.group(n), 16) for n in (1, 2))
+                whole.append((int(match.group(4), 16), start, stop))
+                if match.group(3) == "---":
+                    runs += range(start, stop, 1 << 16)
+    everything = runs * 2
+    random.Random(0).shuffle(everything)
+
+    def touch(part):
+        for address in part:
+            ctypes.string_at(address, 1)
+
+    workers = [
+        threading.Thread(target=touch, args=(everything[n :: int(threads)],)) for n in range(int(threads))
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    digest = hashlib.sha256()
+    for _, start, stop in sorted(whole):
+        digest.update(ctypes.string_at(start, stop - start))
+    print(len(everything) > 2000, digest.hexdigest())
+
+
+@check
+def waits():
+    """Say that it is up; do what no trace did once told to."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+    untraced()
+
+
+@check
+def nonsense():
+    """Flood the pager with requests that make no sense, then need it."""
+    import socket
+
+    def ask(data):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect("/run/rvbundle/pager")
+            connection.sendall(data)
+            connection.settimeout(5)
+            try:
+                return connection.recv(1000)
+            except ConnectionError:
+                return b""
+
+    library = b"usr/lib/python3.11/site-packages/torch/lib/libtorch_cpu.so"
+    for number in range(300):
+        for body in (
+            b"\0" + (1 << 40).to_bytes(8, "little") + b"\0" + library,
+            b"\0" + bytes(9) + b"../../../etc/passwd",
+            b"\0" + bytes(9) + b"etc/ld.so.preload",
+            b"\0",
+            b"\xff" * 100,
+            number.to_bytes(2, "little") * 50,
+        ):
+            answer = ask(len(body).to_bytes(4, "little") + body)
+            assert answer[0] in (1, 2), answer
+        assert ask(b"\xff\xff\xff\x7f") == b""
+    print(torch.linalg.svd(torch.eye(2))[1].tolist())
+
+
+@check
+def children():
+    """Run what no trace used in children of every kind."""
+    import multiprocessing
+    import os
+    import subprocess
+
+    code = "import torch; print(torch.linalg.svd(torch.eye(3))[1].tolist())"
+    print(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    )
+    empty = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={})
+    print(empty.stdout.strip())
+    for method in ("fork", "spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            print(method, pool.map(convolved, [1, 2]))
+    reading, writing = os.pipe()
+    actions = [(os.POSIX_SPAWN_DUP2, writing, 1)]
+    child = os.posix_spawn(sys.executable, [sys.executable, "-c", code], {}, file_actions=actions)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        print(file.read().strip())
+
+
+def convolved(number):
+    """Do something that no trace did."""
+    return torch.nn.functional.conv2d(torch.full((1, 1, 3, 3), float(number)), torch.ones(1, 1, 3, 3)).item()
+
+
+@check
+def handlers():
+    """Code that no trace used, under handlers and masks of the program's own."""
+    import faulthandler
+    import signal
+
+    faulthandler.enable()
+    signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
+    print(torch.linalg.svd(torch.eye(2))[1].tolist())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, set(signal.Signals))
+    seen = []
+
+    def on_usr1(number, frame):
+        seen.append(torch.fft.fft(torch.ones(4)).abs().sum().item())
+
+    signal.signal(signal.SIGUSR1, on_usr1)
+    signal.raise_signal(signal.SIGUSR1)
+    print(seen)
+
+
+@check
+def crash():
+    """A fault of the agent's own."""
+    import ctypes
+    import faulthandler
+
+    faulthandler.enable()
+    ctypes.string_at(8, 1)
+
+
+@check
 def metadata():
     """What importlib.metadata and torch say of themselves."""
     import importlib.metadata

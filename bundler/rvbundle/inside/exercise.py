@@ -1,0 +1,123 @@
+"""Runs in a traced tree beside the workloads: uses what no good run uses, so that it is hot as well.
+
+Argument: JSON with "modules" (to import) and "traced" (top-level modules that the workloads imported).
+What fails here fails as it would in an agent; nothing of it matters to the build.
+"""
+
+import json
+import os
+import sys
+
+
+def _quietly(action):
+    try:
+        return action()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 whatever it is, it has been provoked
+        return error
+
+
+def _import_all(names):
+    import importlib
+
+    for name in names:
+        _quietly(lambda name=name: importlib.import_module(name))
+
+
+def _go_wrong():
+    """Meet errors as programs do: raise, format, warn, dump."""
+    import contextlib
+    import faulthandler
+    import traceback
+    import warnings
+
+    def fail(depth):
+        return 1 // depth if depth == 0 else fail(depth - 1)
+
+    for action in (
+        lambda: fail(3),
+        lambda: {}["missing"],
+        lambda: int("x"),
+        lambda: os.stat("/nonexistent/file"),
+        lambda: "\udc80".encode(),
+        lambda: b"\xff".decode(),
+        lambda: __import__("no_such_module"),
+        lambda: exec("def f(:"),
+        lambda: None.attribute,
+        lambda: (_ for _ in ()).throw(KeyboardInterrupt()),
+    ):
+        try:
+            action()
+        except BaseException:  # noqa: BLE001
+            traceback.format_exc()
+    with open(os.devnull, "w") as null:
+        faulthandler.dump_traceback(file=null)
+        faulthandler.dump_traceback(file=null, all_threads=False)
+        print("text", file=null)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
+            warnings.warn("seen", stacklevel=1)
+            sys.excepthook(*_exception_info())
+
+
+def _exception_info():
+    try:
+        raise ValueError("raised to be printed") from KeyError("cause")
+    except ValueError:
+        return sys.exc_info()
+
+
+def _numpy_goes_wrong():
+    import numpy
+
+    for action in (
+        lambda: numpy.zeros(3) + numpy.zeros(4),
+        lambda: numpy.zeros((2, 3)) @ numpy.zeros((4, 5)),
+        lambda: numpy.zeros(3)[7],
+        lambda: numpy.zeros(3).reshape(2, 2),
+        lambda: numpy.array([1.0]) / numpy.array([0.0]),
+        lambda: repr(numpy.arange(3000.0)),
+        lambda: numpy.array(["a"]).astype(float),
+    ):
+        _quietly(action)
+
+
+def _torch_goes_wrong():
+    import torch
+
+    def backward_twice():
+        x = torch.ones(2, requires_grad=True)
+        y = (x * x).sum()
+        y.backward()
+        y.backward()
+
+    for action in (
+        lambda: torch.ones(2, 3) @ torch.ones(4, 5),
+        lambda: torch.ones(3) + torch.ones(4),
+        lambda: torch.ones(3)[7],
+        lambda: torch.ones(3).view(2, 2),
+        lambda: torch.nn.Linear(2, 2)(torch.ones(3)),
+        lambda: torch.zeros(2, device="cuda"),
+        lambda: torch.tensor([[1], [2, 3]]),
+        lambda: torch.load("/nonexistent/file"),
+        lambda: torch.nn.Linear(2, 2).load_state_dict({}),
+        lambda: repr(torch.arange(3000.0)),
+        backward_twice,
+    ):
+        error = _quietly(action)
+        if isinstance(error, Exception):
+            str(error)
+
+
+def main():
+    """Do it all."""
+    request = json.loads(sys.argv[1])
+    _go_wrong()
+    if "numpy" in request["traced"]:
+        _quietly(_numpy_goes_wrong)
+    if "torch" in request["traced"]:
+        _quietly(_torch_goes_wrong)
+    _import_all(request["modules"])
+
+
+main()

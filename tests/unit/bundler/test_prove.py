@@ -1,0 +1,100 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rvbundle import prove as proving
+from rvbundle.prove import prove
+from rvbundle.recipe import Workload
+from rvbundle.stage_agent import StagedAgent
+from rvbundle.trace import Trace, WorkloadTrace
+from rvbundle_runtime.errors import ProveError, TraceError
+from rvbundle_runtime.families import Family, Processor
+
+from .test_split import RECIPE, frozen
+
+FAST = Family("avx2", ("avx2",), {"ATEN_CPU_CAPABILITY": "avx2"}, ("AVX512F",), "GenuineIntel")
+SLOW = Family("baseline", ("sse4_2",), {"ATEN_CPU_CAPABILITY": "default"}, ())
+
+
+@pytest.mark.parametrize(
+    ("processor", "env"),
+    [
+        (Processor("GenuineIntel", frozenset({"avx2", "sse4_2"})), {"ATEN_CPU_CAPABILITY": "avx2"}),
+        (
+            Processor("GenuineIntel", frozenset({"avx2", "sse4_2", "avx512f"})),
+            {"ATEN_CPU_CAPABILITY": "avx2", "NPY_DISABLE_CPU_FEATURES": "AVX512F"},
+        ),
+        (Processor("AuthenticAMD", frozenset({"avx2", "sse4_2"})), {"ATEN_CPU_CAPABILITY": "default"}),
+        (Processor(), {}),
+    ],
+    ids=["first", "held back", "second", "none"],
+)
+def test_kernels_of_the_comparison(
+    monkeypatch: pytest.MonkeyPatch, processor: Processor, env: dict[str, str]
+) -> None:
+    """Those that `run` without a cold pack will use here."""
+    monkeypatch.setattr(proving, "read_processor", lambda: processor)
+    assert proving._kernels(Trace((), families=(FAST, SLOW))) == env
+    assert proving._kernels(Trace(())) == {}
+
+
+WORKLOADS = (
+    Workload(("a",), True, None, 1.0),
+    Workload((), False, None, 1.0),
+    Workload(("c",), True, 0.1, 1.0),
+)
+TRACE = Trace(tuple(WorkloadTrace(w.args, (), (), f"loss {n}.0\n") for n, w in enumerate(WORKLOADS)))
+SAID = ["loss 0.0\n", "anything\n", "loss 2.001\n"]
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that proves, given what workloads print in the image and again in the tree."""
+    image = tmp_path / "x.rvb"
+    image.write_bytes(b"image")
+
+    def run(said: list[str], again: str = "") -> None:
+        def in_image(alone: Path, workload: Workload, number: int, scratch: Path) -> str:
+            assert [p.name for p in alone.parent.iterdir()] == ["x.rvb"]  # no cold pack beside it
+            assert alone.read_bytes() == b"image"
+            return said[number - 1]
+
+        monkeypatch.setattr(proving, "_run", in_image)
+        monkeypatch.setattr(proving, "run_again", lambda *_: again)
+        agent = StagedAgent(Path("/a"), (), ())
+        value: Any = replace(RECIPE, workloads=WORKLOADS)
+        prove(value, frozen(), agent, TRACE, image)
+
+    return run
+
+
+def test_all_as_traced(attempt: Callable[..., None], tmp_path: Path) -> None:
+    attempt(SAID)
+    assert [p.name for p in tmp_path.iterdir()] == ["x.rvb"]
+
+
+def test_another_output_than_in_the_tree(attempt: Callable[..., None]) -> None:
+    with pytest.raises(ProveError) as caught:
+        attempt(["loss 9.0\n", *SAID[1:]], again="loss 0.0\n")
+    assert caught.value.message.startswith(
+        "trace workload 1 (a) prints something else in the finished image than in the tree it was made of:\n"
+    )
+    assert caught.value.message.endswith("    -loss 0.0\n    +loss 9.0")
+
+
+def test_another_output_each_time(attempt: Callable[..., None]) -> None:
+    with pytest.raises(TraceError) as caught:
+        attempt([*SAID[:2], "loss 9.0\n"], again="loss 5.0\n")
+    assert caught.value.message.startswith(
+        "trace workload 3 (c) prints something else each time, in the same tree too:\n"
+    )
+
+
+def test_the_first_difference_is_told(attempt: Callable[..., None]) -> None:
+    """Workloads run side by side; what is said of them does not depend on which ends first."""
+    with pytest.raises(ProveError) as caught:
+        attempt(["x", "y", "z"], again="loss 0.0\n")
+    assert caught.value.message.startswith("trace workload 1 (a) ")

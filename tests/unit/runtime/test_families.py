@@ -1,0 +1,243 @@
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from rvbundle_runtime import families
+from rvbundle_runtime.families import Family, Processor, environment, parse_cpuinfo, to_trace, why_not
+
+XEON = """\
+processor	: 0
+vendor_id	: GenuineIntel
+cpu family	: 6
+model		: 85
+model name	: Intel(R) Xeon(R) Gold 6148 CPU @ 2.40GHz
+cache size	: 28160 KB
+fpu		: yes
+flags		: fpu sse sse2 ssse3 fma cx16 sse4_1 sse4_2 movbe popcnt aes avx f16c abm bmi1 avx2 bmi2 \
+avx512f avx512dq avx512cd avx512bw avx512vl
+vmx flags	: vnmi preemption_timer
+bugs		: cpu_meltdown spectre_v1
+bogomips	: 4800.00
+
+processor	: 1
+vendor_id	: GenuineIntel
+flags		: fpu another
+"""
+ARM = """\
+processor	: 0
+BogoMIPS	: 108.00
+Features	: fp asimd evtstrm crc32 cpuid asimdhp
+CPU implementer	: 0x41
+CPU architecture: 8
+CPU variant	: 0x0
+
+processor	: 1
+BogoMIPS	: 108.00
+Features	: fp
+"""
+RISCV = """\
+processor	: 0
+hart		: 2
+isa		: rv64imafdc_zicntr_zicsr_zifencei_zihpm
+mmu		: sv39
+uarch		: sifive,bullet0
+"""
+INTEL = parse_cpuinfo(XEON)
+HASWELL = Processor("GenuineIntel", frozenset("sse4_2 popcnt avx avx2 fma bmi1 bmi2 f16c movbe abm".split()))
+NEHALEM = Processor("GenuineIntel", frozenset("sse4_2 popcnt".split()))
+ZEN = replace(HASWELL, vendor="AuthenticAMD")
+NUMPY = ("AVX", "F16C", "FMA3", "AVX2", "AVX512F", "AVX512CD", "AVX512_SKX")
+
+
+def test_x86() -> None:
+    assert INTEL.vendor == "GenuineIntel"
+    assert {"fpu", "avx2", "avx512vl"} <= INTEL.flags
+    assert not {"another", "vnmi", "spectre_v1"} & INTEL.flags
+
+
+def test_arm() -> None:
+    expected = frozenset("fp asimd evtstrm crc32 cpuid asimdhp".split())
+    assert parse_cpuinfo(ARM) == Processor("", expected)
+
+
+def test_riscv() -> None:
+    assert parse_cpuinfo(RISCV) == Processor("", frozenset())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", Processor()),
+        ("\n\n\n", Processor()),
+        ("no colon", Processor()),
+        (":", Processor()),
+        ("vendor_id\t: \nflags\t\t:\n", Processor()),
+        ("vendor_id\t: A: B\nflags : x", Processor("A: B", frozenset({"x"}))),
+        ("flags : x y", Processor("", frozenset({"x", "y"}))),
+    ],
+    ids=["empty", "blank", "no colon", "only a colon", "no values", "colon in a value", "no vendor"],
+)
+def test_odd_texts(text: str, expected: Processor) -> None:
+    assert parse_cpuinfo(text) == expected
+
+
+def test_a_text_that_was_cut() -> None:
+    """Only the first bytes of a long one are read."""
+    assert parse_cpuinfo(XEON[:100]).vendor == "GenuineIntel"
+    assert parse_cpuinfo(XEON[: XEON.index("avx512dq")]).flags >= {"fpu", "avx2", "avx512f"}
+
+
+def names(found: tuple[Family, ...]) -> list[str]:
+    return [family.name for family in found]
+
+
+@pytest.mark.parametrize(
+    ("arch", "processor", "expected"),
+    [
+        ("x86_64", INTEL, ["avx2", "baseline"]),
+        ("x86_64", HASWELL, ["avx2", "baseline"]),
+        ("x86_64", NEHALEM, ["baseline"]),
+        ("x86_64", Processor("GenuineIntel", HASWELL.flags - {"fma"}), ["baseline"]),
+        ("x86_64", Processor(), []),
+        ("aarch64", INTEL, []),
+        ("aarch64", parse_cpuinfo(ARM), []),
+        ("riscv64", Processor(), []),
+    ],
+    ids=["avx-512", "avx2", "old", "avx2 without fma", "nothing known", "another", "arm", "riscv"],
+)
+def test_families_to_trace(arch: str, processor: Processor, expected: list[str]) -> None:
+    assert names(to_trace(arch, processor, NUMPY)) == expected
+
+
+def test_what_a_traced_family_holds() -> None:
+    avx2, baseline = to_trace("x86_64", INTEL, NUMPY)
+    assert (avx2.vendor, baseline.vendor) == ("GenuineIntel", "")
+    assert avx2.env["ATEN_CPU_CAPABILITY"] == "avx2"
+    assert avx2.env["OPENBLAS_CORETYPE"] == "Haswell"
+    assert baseline.env["ATEN_CPU_CAPABILITY"] == "default"
+    assert baseline.env["MKL_CBWR"] == "COMPATIBLE"
+    assert set(avx2.needs) >= {"avx2", "fma"}
+
+
+def test_numpy_is_only_told_of_features_that_it_knows() -> None:
+    avx2, baseline = to_trace("x86_64", INTEL, ("AVX2", "AVX512F", "SSE42"))
+    assert (avx2.numpy, baseline.numpy) == (("AVX512F",), ("AVX2", "AVX512F"))
+    avx2, baseline = to_trace("x86_64", INTEL, ("X86_V3", "X86_V4"))  # numpy 2.4 and later
+    assert (avx2.numpy, baseline.numpy) == (("X86_V4",), ("X86_V3", "X86_V4"))
+    assert [family.numpy for family in to_trace("x86_64", INTEL, ())] == [(), ()]
+
+
+AVX2, BASELINE = to_trace("x86_64", INTEL, NUMPY)
+
+
+@pytest.mark.parametrize(
+    ("family", "processor", "why"),
+    [
+        (AVX2, INTEL, ""),
+        (AVX2, HASWELL, ""),
+        (AVX2, NEHALEM, "this processor has no avx2, bmi1, bmi2, f16c, fma, movbe"),
+        (AVX2, replace(HASWELL, flags=HASWELL.flags - {"fma"}), "this processor has no fma"),
+        (AVX2, ZEN, "traced on GenuineIntel, and libraries run other code on AuthenticAMD"),
+        (
+            AVX2,
+            replace(HASWELL, vendor=""),
+            "traced on GenuineIntel, and libraries run other code on others",
+        ),
+        (BASELINE, NEHALEM, ""),
+        (BASELINE, ZEN, ""),
+        (BASELINE, Processor(), "this processor has no popcnt, sse4_2"),
+    ],
+)
+def test_why_not(family: Family, processor: Processor, why: str) -> None:
+    assert why_not(family, processor) == why
+
+
+@pytest.mark.parametrize(
+    ("family", "processor", "off"),
+    [
+        (AVX2, HASWELL, None),
+        (AVX2, INTEL, "AVX512F AVX512CD AVX512_SKX"),
+        (AVX2, replace(INTEL, flags=INTEL.flags - {"avx512vl"}), "AVX512F AVX512CD"),
+        (AVX2, replace(INTEL, flags=INTEL.flags - {"avx512cd"}), "AVX512F"),
+        (BASELINE, NEHALEM, None),
+        (BASELINE, HASWELL, "AVX F16C FMA3 AVX2"),
+        (BASELINE, replace(HASWELL, flags=HASWELL.flags - {"fma"}), "AVX F16C AVX2"),
+        (BASELINE, INTEL, "AVX F16C FMA3 AVX2 AVX512F AVX512CD AVX512_SKX"),
+    ],
+)
+def test_numpy_is_only_told_of_features_that_the_host_has(
+    family: Family, processor: Processor, off: str | None
+) -> None:
+    """It warns of others on standard error."""
+    env = environment(family, processor)
+    assert env.get("NPY_DISABLE_CPU_FEATURES") == off
+    assert {name: value for name, value in env.items() if not name.startswith("NPY_")} == family.env
+
+
+def test_a_feature_of_numpy_that_we_do_not_know() -> None:
+    family = Family("x", (), {"A": "1"}, ("AVX1024",))
+    assert environment(family, INTEL) == {"A": "1"}
+
+
+def test_the_environment_is_a_copy() -> None:
+    environment(AVX2, HASWELL)["X"] = "y"
+    assert "X" not in AVX2.env
+
+
+def test_every_feature_that_numpy_may_be_told_of_is_known() -> None:
+    told = {name for family in families._X86_64 for name in family.numpy}
+    assert told == set(families._NUMPY_NEEDS)
+
+
+@pytest.mark.parametrize("family", [AVX2, BASELINE, Family("x", (), {}, ())], ids=lambda f: f.name)
+def test_json(family: Family) -> None:
+    value = asdict(family)
+    assert families.from_json(value) == family
+    listed = {**value, "needs": list(family.needs), "numpy": list(family.numpy)}
+    assert families.from_json(listed) == family
+
+
+GOOD: dict[str, Any] = {"name": "a", "needs": ["f"], "env": {"A": "1"}, "numpy": ["X"], "vendor": ""}
+
+
+@pytest.mark.parametrize("key", GOOD)
+def test_json_without_a_key(key: str) -> None:
+    with pytest.raises(KeyError):
+        families.from_json({k: v for k, v in GOOD.items() if k != key})
+
+
+@pytest.mark.parametrize(
+    ("key", "item", "message"),
+    [
+        ("name", 5, "expected texts"),
+        ("name", "a\0b", "expected texts"),
+        ("vendor", None, "expected texts"),
+        ("needs", [5], "expected texts"),
+        ("needs", ["a\0"], "expected texts"),
+        ("needs", 5, None),
+        ("needs", "avx2", None),
+        ("numpy", [None], "expected texts"),
+        ("numpy", "AVX", None),
+        ("numpy", None, None),
+        ("env", {"A": 5}, "expected texts"),
+        ("env", {"A": "x\0y"}, "expected texts"),
+        ("env", {"A=B": "x"}, "impossible name of a variable"),
+        ("env", {"A\0": "x"}, "impossible name of a variable"),
+        ("env", {"": "x"}, "impossible name of a variable"),
+        ("env", ["A"], None),
+        ("env", None, None),
+        ("env", "A=1", None),
+    ],
+    ids=repr,
+)
+def test_bad_json(key: str, item: object, message: str | None) -> None:
+    assert families.from_json(GOOD).name == "a"
+    with pytest.raises((TypeError, ValueError), match=message):
+        families.from_json({**GOOD, key: item})
+
+
+@pytest.mark.parametrize("value", [[], None, 5, "x"], ids=repr)
+def test_json_of_something_else(value: Any) -> None:
+    with pytest.raises(TypeError):
+        families.from_json(value)
