@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rvbundle import freeze, native
 from rvbundle.freeze import Frozen, FrozenFile
-from rvbundle.pack import AGENT, PAGES, Item
+from rvbundle.pack import AGENT, LIBRARIES, PAGES, Item
 from rvbundle.split import COLD_LIST, Placed, Split
 from rvbundle.stage_agent import APP, StagedAgent
 from rvbundle.trimming import Trimmed, Trims
@@ -18,9 +18,9 @@ _PRELOAD = "etc/ld.so.preload"  # what the dynamic loader loads into every proce
 _GROUPS = {
     freeze.BYTECODE: "python",
     freeze.SOURCE: "sources",
-    freeze.EXTENSION: "libraries",
-    freeze.LIBRARY: "libraries",
-    freeze.PROGRAM: "libraries",
+    freeze.EXTENSION: LIBRARIES,
+    freeze.LIBRARY: LIBRARIES,
+    freeze.PROGRAM: LIBRARIES,
     freeze.METADATA: "metadata",
     freeze.DATA: "data",
     freeze.TAIL: "tails",
@@ -75,7 +75,7 @@ def _sparse_item(placed: Placed, trimmed: Trimmed) -> Item:
     file = placed.file
     reason = f"{placed.reason}; its hot pages"
     size = trimmed.size
-    return Item(file.path, fmt.SPARSE, "libraries", None, size, "", "", file.package, reason, trimmed.hot)
+    return Item(file.path, fmt.SPARSE, LIBRARIES, None, size, "", "", file.package, reason, trimmed.hot)
 
 
 def _ranges_item(placed: Placed, trimmed: Trimmed) -> Item:
