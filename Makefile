@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 AGENT := cartpole-policy-gradient
 STAMP := $(VENV)/.installed
 
-.PHONY: run test lint unit native integration bench clean
+.PHONY: run test lint unit native integration peers bench clean
 
 run: $(STAMP)
 	$(BIN)/rvbundle build recipes/$(AGENT)/recipe.toml
@@ -13,7 +13,7 @@ run: $(STAMP)
 
 test: lint unit native integration
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(wildcard runtime/native/*.c runtime/native/*.h runtime/native/*.py)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
@@ -32,8 +32,12 @@ native: $(STAMP)
 integration: $(STAMP)
 	$(BIN)/python -m pytest tests/bad tests/integration
 
+# Others' test suites, inside an image and outside: takes an hour.
+peers: $(STAMP)
+	$(BIN)/python -m pytest -s tests/peers
+
 bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench.py
 
 clean:
-	rm -rf $(VENV) build dist/*.rvb .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build runtime/rvbundle_runtime/native dist/*.rvb .mypy_cache .ruff_cache .pytest_cache

@@ -5,11 +5,11 @@ from pathlib import Path
 import rvbundle_runtime
 from rvbundle_runtime.errors import ToolError
 
-TRACER, GUARD = "tracer.so", "guard.so"
+TRACER, TRACE_ALL, GUARD = "tracer.so", "traceall.so", "guard.so"
 
 
 def library(arch: str, name: str) -> Path:
-    """Return the path of a compiled library (TRACER or GUARD) for `arch`; raises ToolError without it."""
+    """Return the path of a compiled library, one of the names above; raises ToolError without it."""
     path = Path(rvbundle_runtime.__file__).parent / "native" / arch / name
     if not path.is_file():
         raise ToolError(

@@ -26,7 +26,8 @@ from rvbundle_runtime.errors import SandboxError, TraceError
 from rvbundle_runtime.families import Family, Processor
 
 _FORMAT = 2
-_TRACER, _RECORDS, _EXERCISE = "/trace/tracer.so", "/trace/pages", "/trace/exercise.py"
+_TRACER, _RECORDS, _EXERCISE = "/trace/tracer.so", "/trace/pages", "/trace/exercise.py"  # as in traceall.c
+_TRACE_ALL, _PRELOAD = "/trace/traceall.so", "/etc/ld.so.preload"
 _NOT_BY_PAGE = "the workloads fail while their pages are watched; libraries stay whole"
 # Also a sign: "-0.5" and "0.5" are different numbers, "3-5" are two.
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)(?![\w])")
@@ -159,6 +160,7 @@ def _exercise(
     return tuple(sorted(seen.opened))
 
 
+_PRELOAD_LIST = "preload.txt"
 _EXERCISE_TIMEOUT = 300.0  # seconds
 
 
@@ -218,14 +220,16 @@ def _in_tree(
     watch: _Watch,
 ) -> process.Finished:
     mounts = [[str(agent.folder), "/app", True]]
-    env = {**watch.env, **recipe.env}
     if watch.records:
+        preload = watch.records / _PRELOAD_LIST
+        preload.write_text(f"{_TRACE_ALL}\n")
         mounts += [
             [str(native.library(frozen.arch, native.TRACER)), _TRACER, True],
+            [str(native.library(frozen.arch, native.TRACE_ALL)), _TRACE_ALL, True],
             [str(watch.records), _RECORDS, False],
             [str(Path(__file__).parent / "inside" / "exercise.py"), _EXERCISE, True],
+            [str(preload), _PRELOAD, True],
         ]
-        env |= {"LD_AUDIT": _TRACER, "RVBUNDLE_TRACE_PAGES": _RECORDS}
     request = {
         "tree": str(frozen.tree),
         "mounts": mounts,
@@ -235,7 +239,7 @@ def _in_tree(
         "python": frozen.python_version,
         "libdir": frozen.libdir,
         "network": recipe.network,
-        "env": env,
+        "env": {**watch.env, **recipe.env},
         "argv": [*argv],
     }
     with tempfile.TemporaryDirectory(prefix="rvbundle-trace-") as scratch:

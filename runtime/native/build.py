@@ -1,4 +1,4 @@
-"""Compile tracer.c and guard.c for each target with ``zig cc`` (PyPI: ziglang). Standard library only."""
+"""Compile the libraries for each target with ``zig cc`` (PyPI: ziglang). Standard library only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-LIBRARIES = ["tracer", "guard"]
+LIBRARIES = ["tracer", "traceall", "guard"]
 TARGETS = ["x86_64-linux-gnu.2.17", "aarch64-linux-gnu.2.17", "riscv64-linux-gnu.2.27"]
 COMPILE = [
     "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined",
@@ -37,7 +37,7 @@ def is_fresh(out: Path, targets: list[str]) -> bool:
 
 
 def build(out: Path, targets: list[str], extra: list[str] | None = None) -> list[Path]:
-    """Return the libraries built: ``out/<architecture>/tracer.so`` and ``guard.so`` for each target."""
+    """Return the libraries built: ``out/<architecture>/tracer.so`` and the others, for each target."""
     return [
         _build(output(out, target, library), target, library, extra or [])
         for target in targets
@@ -56,7 +56,7 @@ def _build(result: Path, target: str, library: str, extra: list[str]) -> Path:
     # zig tells the linker's input by its suffix: .o
     subprocess.run([*zig, *LINK, "-o", str(new), str(compiled)], check=True)
     compiled.unlink()
-    if library == "guard":
+    if library != "tracer":
         _init_first(new)
     new.replace(result)
     return result

@@ -81,6 +81,30 @@ def test_a_lock_keeps_the_trace_record_beside_it(probe: Path, tmp_path: Path) ->
     assert sha256(tmp_path / "out" / "probe-1.0.rvb") == sha256(tmp_path / "out2" / "probe-1.0.rvb")
 
 
+def test_a_trace_leaves_no_mark_in_the_environment(tmp_path: Path) -> None:
+    """Every process is traced, also one with an environment of its own, and none can tell."""
+    (tmp_path / "agent.py").write_text(
+        "import os, subprocess, sys\n"
+        "print(sorted(os.environ))\n"
+        "code = 'import os, decimal; print(sorted(os.environ), decimal.Decimal(2).sqrt())'\n"
+        "for env in ({}, {'ONLY': '1'}, None):\n"
+        "    print(subprocess.check_output([sys.executable, '-c', code], env=env, text=True))\n"
+    )
+    (tmp_path / "recipe.toml").write_text(
+        '[agent]\nname = "marks"\nversion = "1"\nentry = "agent.py"\n[python]\nversion = "3.11"\n'
+        "[[trace]]\nargs = []\ngolden = true\n"
+    )
+    built = run_cli("build", tmp_path, "-o", tmp_path / "out")  # which proves that both print the same
+    assert built.code == 0, built.err
+    image = Path(built.out.split()[0])
+    record = json.loads(run_cli("explain", image, "--sizes", "--json").out)
+    assert any(library["path"].endswith("libpython3.11.so.1.0") for library in record["trimmed"])
+    out = run_cli("run", image).out
+    assert "LD_AUDIT" not in out
+    assert "RVBUNDLE" not in out
+    assert out.count("1.414213562373095048801688724") == 3
+
+
 def test_builds_print_where_and_how_large(probe: Path, tmp_path: Path) -> None:
     result = run_cli("build", probe / "recipe.toml", "-o", tmp_path / "out", "--json")
     built = json.loads(result.out)

@@ -60,6 +60,24 @@ def _go_wrong():
             sys.excepthook(*_exception_info())
 
 
+def _import_from_a_folder():
+    """Import a source from a folder that can be written: Python compiles it and keeps the bytecode."""
+    import importlib
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "_rvbundle_written.py"), "w") as file:
+            file.write("def twice(x):\n    return [y * 2 for y in x]\n")
+        sys.path.insert(0, folder)
+        try:
+            for _ in range(2):  # the second time from its bytecode
+                importlib.invalidate_caches()
+                sys.modules.pop("_rvbundle_written", None)
+                importlib.import_module("_rvbundle_written").twice([1])
+        finally:
+            sys.path.remove(folder)
+
+
 def _exception_info():
     try:
         raise ValueError("raised to be printed") from KeyError("cause")
@@ -112,6 +130,7 @@ def main():
     """Do it all."""
     request = json.loads(sys.argv[1])
     _go_wrong()
+    _quietly(_import_from_a_folder)
     if "numpy" in request["traced"]:
         _quietly(_numpy_goes_wrong)
     if "torch" in request["traced"]:

@@ -5,7 +5,7 @@ import pytest
 
 from rvbundle import sizes
 from rvbundle.sizes import Box, treemap
-from tests.unit.images import build, item
+from tests.unit.images import build, chunk, item, ranges, sparse
 
 
 @pytest.mark.parametrize(
@@ -74,3 +74,59 @@ def test_the_page_is_whole_and_escapes_what_it_shows(tmp_path: Path) -> None:
     assert "<script" not in page
     assert not re.search(r"(src|href)=", page)
     assert len(re.findall("<title>", page)) == 2  # the page's, and one box's
+
+
+def test_a_page_map_shares_hot_and_restored_pages_out() -> None:
+    cells = sizes._page_map(8 * 65536, [(0, 65536), (3 * 65536, 32768)], [2, 7])
+    assert len(cells) == 128  # of 4 KiB: no cell is smaller than a page
+    assert [hot for hot, _ in cells] == [1.0] * 16 + [0.0] * 32 + [1.0] * 8 + [0.0] * 72
+    assert [number for number, (_, restored) in enumerate(cells) if restored] == [
+        *range(32, 48),
+        *range(112, 128),
+    ]
+    large = sizes._page_map(1 << 30, [(0, 1 << 29)], [])
+    assert len(large) == 1000
+    assert sum(hot for hot, _ in large) == pytest.approx(500)
+    assert sizes._page_map(100, [(0, 100)], [0]) == [[1.0, 1.0]]
+
+
+def test_sections_of_a_trimmed_library(tmp_path: Path) -> None:
+    """Hot and cold bytes and compressed shares by section, and the page that shows them."""
+    content = bytes(range(256)) * 1024  # 256 KiB, the second half of them cold
+    image, pack = tmp_path / "x.rvb", tmp_path / "x.cold.rvb"
+    half = len(content) // 2
+    details = {
+        "trim": "traced",
+        "trimmed": {
+            "usr/lib/libtoy.so": {
+                "size": len(content),
+                "hot": half,
+                "sections": [[".text", 0, half + 65536, half], [".rodata", half + 65536, 65536, 0]],
+                "notes": [],
+            }
+        },
+        "whole": {"usr/lib/libc.so.6": "part of the C library"},
+    }
+    hot = sparse("usr/lib/libtoy.so", len(content), chunk(content[:half], (0, half)))
+    identity = build(image, [hot], details=details)
+    header = chunk(content[:64], (0, 64))
+    cold = ranges("usr/lib/libtoy.so", len(content), header, chunk(content[half:], (half, half)))
+    build(pack, [cold], bound_to=identity)
+    report = sizes.measure(image)
+    (library,) = report["trimmed"]
+    text, rodata = library["sections"]
+    assert (text["hot"], text["cold"], rodata["hot"], rodata["cold"]) == (half, 65536, 0, 65536)
+    assert text["hot_compressed"] > 0 == rodata["hot_compressed"]
+    assert text["cold_compressed"] == pytest.approx(rodata["cold_compressed"], abs=100)  # and the header
+    assert report["whole"] == details["whole"]
+    page = sizes.to_html(report)
+    assert "usr/lib/libtoy.so" in page
+    assert ".text (machine code)" in page
+    assert page.count("<svg") == page.count("</svg>") == 2
+    assert "<script" not in page
+
+
+def test_colours_are_mixed_in_proportion() -> None:
+    assert sizes._mix("#000000", "#ffffff", 0.0) == "#000000"
+    assert sizes._mix("#000000", "#ff8000", 1.0) == "#ff8000"
+    assert sizes._mix("#000000", "#ffffff", 0.5) == "#808080"
