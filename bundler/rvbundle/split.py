@@ -249,7 +249,7 @@ def cold_list(frozen: Frozen, placed: tuple[Placed, ...]) -> str:
         lines = []
         for stem, items in sorted(folders[folder].items() if folder in folders else ()):
             winner = min(items, key=_precedence)
-            if not winner.hot and stem.isidentifier():
+            if not winner.hot and stem and not any(letter.isspace() for letter in stem):
                 lines.append(_line(stem, winner.file, cold, frozen))
         lines += [f"n {name}" for name in sorted(namespaces.get(folder, set()) - {*folders.get(folder, ())})]
         lines += [f"d {name}" for name in sorted(data.get(folder, ()))]

@@ -115,11 +115,6 @@ class PayloadLoader(_external.SourceFileLoader):
             _imp._fix_co_filename(code, self.path)  # type: ignore[attr-defined]
         return code
 
-    def exec_module(self, module):
-        super().exec_module(module)
-        if module.__name__ == "importlib.metadata":
-            _restore_metadata(module)
-
     def get_data(self, path):
         path = os.fspath(path)
         if not os.path.lexists(path):
@@ -136,6 +131,14 @@ class PayloadLoader(_external.SourceFileLoader):
         place = reader.path
         reader.files = lambda: _cold_path(place)  # type: ignore[method-assign]
         return reader
+
+
+class MetadataLoader(PayloadLoader):
+    """Loads importlib.metadata. A loader of its own, so that no other import shows a frame of ours."""
+
+    def exec_module(self, module):
+        super().exec_module(module)
+        _restore_metadata(module)
 
 
 def _restore_metadata(module):
@@ -260,7 +263,7 @@ class _SourcelessMarker(_external.SourcelessFileLoader):
 
 
 def _spec(fullname, source, locations):
-    loader = PayloadLoader(fullname, source)
+    loader = (MetadataLoader if fullname == "importlib.metadata" else PayloadLoader)(fullname, source)
     spec = _importlib.ModuleSpec(fullname, loader, origin=source)
     spec.submodule_search_locations = locations
     spec.has_location = True
