@@ -474,9 +474,13 @@ def test_the_winner_of_one_name_decides() -> None:
     assert listed((*extension, True), (*module, False)) == ""
 
 
-@pytest.mark.parametrize("name", ["with-dash.pyc", "1st.pyc"])
-def test_what_no_import_statement_can_name(name: str) -> None:
-    assert listed((name, B, False)) == ""
+@pytest.mark.parametrize("name", ["_sysconfigdata__linux_x86_64-linux-gnu", "1st"])
+def test_what_no_import_statement_can_name_but_import_can(name: str) -> None:
+    assert listed((f"{name}.pyc", B, False)) == f"D {SITE}\ns {name}\n"
+
+
+def test_what_the_lists_words_can_not_name() -> None:
+    assert listed(("a b.pyc", B, False)) == ""
 
 
 def test_names_with_spaces_and_line_ends() -> None:
