@@ -28,7 +28,7 @@ def prove(recipe: Recipe, frozen: Frozen, agent: StagedAgent, trace: Trace, imag
 
     The store is a fresh one, so that nothing that another run restored can help.
     """
-    env = _kernels(trace)
+    env, first = _kernels(trace)
     with tempfile.TemporaryDirectory(prefix="rvbundle-prove-", dir=image.parent) as scratch:
         alone = Path(scratch) / "alone" / image.name  # no cold pack lies beside it
         alone.parent.mkdir()
@@ -43,15 +43,21 @@ def prove(recipe: Recipe, frozen: Frozen, agent: StagedAgent, trace: Trace, imag
             if workload.golden:
                 expected = trace.workloads[number - 1].stdout
                 difference = compare(expected, found, workload.tolerance)
+                if difference and env != first:
+                    # The record is of another processor, with kernels that are not used here.
+                    expected = run_again(recipe, frozen, agent, workload, number, env)
+                    difference = compare(expected, found, workload.tolerance)
                 if difference:
                     _explain_difference(recipe, frozen, agent, workload, number, env, expected, difference)
 
 
-def _kernels(trace: Trace) -> dict[str, str]:
-    """Return what `run` without a cold pack holds numeric libraries to on this machine."""
+def _kernels(trace: Trace) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what `run` without a cold pack holds numeric libraries to here, and what the record is of."""
     processor = read_processor()
-    fitting = (family for family in trace.families if not families.why_not(family, processor))
-    return next((families.environment(family, processor) for family in fitting), {})
+    envs = [families.environment(family, processor) for family in trace.families]
+    fit = [not families.why_not(family, processor) for family in trace.families]
+    chosen = next((env for env, fits in zip(envs, fit, strict=True) if fits), {})
+    return chosen, envs[0] if envs else {}
 
 
 def _run(image: Path, workload: Workload, number: int, scratch: Path) -> str:

@@ -661,12 +661,12 @@ static _Noreturn void die(const struct fault *f, uintptr_t address, const char *
     append(message, why ? "; " : "");
     append(message, reason);
     append(message, "\n");
-    struct python_thread *thread = NULL;
-    if (_Py_DumpTraceback && PyGILState_GetThisThreadState)
-        thread = PyGILState_GetThisThreadState();
-    if (thread) { /* as faulthandler does; its code may be absent, too: then finish() comes next */
+    if (_Py_DumpTraceback && PyGILState_GetThisThreadState) {
+        /* As faulthandler does. Python's code may be absent, too: then finish() comes next. */
         write_all(2, message, length(message));
-        _Py_DumpTraceback(2, thread);
+        struct python_thread *thread = PyGILState_GetThisThreadState();
+        if (thread)
+            _Py_DumpTraceback(2, thread);
         finish();
     }
     size_t size = length(message);

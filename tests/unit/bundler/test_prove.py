@@ -37,8 +37,19 @@ def test_kernels_of_the_comparison(
 ) -> None:
     """Those that `run` without a cold pack will use here."""
     monkeypatch.setattr(proving, "read_processor", lambda: processor)
-    assert proving._kernels(Trace((), families=(FAST, SLOW))) == env
-    assert proving._kernels(Trace(())) == {}
+    chosen, recorded = proving._kernels(Trace((), families=(FAST, SLOW)))
+    assert chosen == env
+    assert recorded["ATEN_CPU_CAPABILITY"] == "avx2"
+    assert proving._kernels(Trace(())) == ({}, {})
+
+
+def test_a_record_of_another_processor(attempt: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its outputs are of other kernels: then what the tree prints with those of the image decides."""
+    slow = {"ATEN_CPU_CAPABILITY": "default"}
+    monkeypatch.setattr(proving, "_kernels", lambda _: (slow, {"ATEN_CPU_CAPABILITY": "avx2"}))
+    attempt(["loss 0.5\n", "anything\n", "loss 2.001\n"], again="loss 0.5\n")
+    with pytest.raises(ProveError):
+        attempt(["loss 0.7\n", "anything\n", "loss 2.001\n"], again="loss 0.5\n")
 
 
 WORKLOADS = (
