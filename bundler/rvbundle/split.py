@@ -263,17 +263,15 @@ def _cold_namespaces(frozen: Frozen, placed: tuple[Placed, ...]) -> dict[str, se
     there: set[str] = set()
     gone: set[str] = set()
     roots = (f"{frozen.stdlib}/site-packages", f"{frozen.stdlib}/lib-dynload", frozen.stdlib)
-    for item in placed:
-        if not item.hot and item.file.role not in (freeze.BYTECODE, freeze.EXTENSION):
-            continue
+    for item in placed:  # of any kind: Python takes a folder that holds but headers for a package, too
         folder = os.path.dirname(item.file.path)
         while folder.startswith(f"{frozen.stdlib}/") and folder not in roots:
             (there if item.hot else gone).add(folder)
             folder = os.path.dirname(folder)
     found: dict[str, set[str]] = defaultdict(set)
     for folder in gone - there:
-        parent, _, name = folder.rpartition("/")
-        if name.isidentifier():
+        if all(part.isidentifier() for part in frozen.inner(folder).split("/")):
+            parent, _, name = folder.rpartition("/")
             found[parent].add(name)
     return found
 

@@ -483,6 +483,13 @@ def test_what_the_lists_words_can_not_name() -> None:
     assert listed(("a b.pyc", B, False)) == ""
 
 
+def test_a_folder_of_data_alone_is_a_package_too() -> None:
+    """numpy's own tests import numpy._core.include, which holds but headers."""
+    assert listed(("pkg/__init__.pyc", B, True), ("pkg/include/a.h", D, False)) == (
+        f"D {SITE}/pkg\nn include\nD {SITE}/pkg/include\nd a.h\n"
+    )
+
+
 def test_names_with_spaces_and_line_ends() -> None:
     assert listed(("a b.txt", D, False), ("a\nb.txt", D, False)) == f"D {SITE}\nd a b.txt\n"
 
