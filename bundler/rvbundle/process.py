@@ -1,7 +1,9 @@
 """The one place that starts other programs at build time."""
 
+import os
 import shlex
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -33,6 +35,11 @@ def indent_tail(text: str) -> str:
     """Return the last lines of `text`, each indented by four columns."""
     lines = [line for line in text.rstrip().splitlines() if line.strip()]
     return "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:])
+
+
+def own_environment() -> dict[str, str]:
+    """Return the environment for a child that runs rvbundle itself: it finds what this process finds."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def run(

@@ -65,11 +65,7 @@ def _run(image: Path, workload: Workload, number: int, scratch: Path) -> str:
     folder.mkdir()
     done = process.run(
         [sys.executable, "-m", "rvbundle", "run", image, "--", *workload.args],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-            "RVBUNDLE_CACHE": str(scratch / "cache"),
-        },
+        env={**process.own_environment(), "RVBUNDLE_CACHE": str(scratch / "cache")},
         cwd=folder,
         timeout=workload.timeout,
         check=False,

@@ -125,18 +125,17 @@ class _Placer:
         kept = self._kept(file)
         if kept is not None:
             return Placed(file, True, kept, kept=True)
-        hot = None
-        if hot is None and file.path in self._opened:
-            hot = f"opened by trace {self._opened[file.path]}{self._and_reach(file)}"
-        if hot is None and file.path in self._extra:
-            hot = "opened while errors were provoked and the modules of [keep] were imported"
-        if hot is None and file.path in self._recorded:
-            hot = "restored in a recorded run"
-        if hot is None:
-            hot = self._by_rule(file)
-        if hot is not None:
-            return Placed(file, True, hot)
-        return Placed(file, False, self._why_cold(file))
+        hot = self._used(file) or self._by_rule(file)
+        return Placed(file, True, hot) if hot else Placed(file, False, self._why_cold(file))
+
+    def _used(self, file: FrozenFile) -> str | None:
+        if file.path in self._opened:
+            return f"opened by trace {self._opened[file.path]}{self._and_reach(file)}"
+        if file.path in self._extra:
+            return "opened while errors were provoked and the modules of [keep] were imported"
+        if file.path in self._recorded:
+            return "restored in a recorded run"
+        return None
 
     def _kept(self, file: FrozenFile) -> str | None:
         if self._recipe.trim == "none":

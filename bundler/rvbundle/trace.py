@@ -28,6 +28,7 @@ from rvbundle_runtime.families import Family, Processor
 _FORMAT = 2
 _TRACER, _RECORDS, _EXERCISE = "/trace/tracer.so", "/trace/pages", "/trace/exercise.py"  # as in traceall.c
 _TRACE_ALL, _PRELOAD = "/trace/traceall.so", "/etc/ld.so.preload"
+_PRELOAD_LIST = "preload.txt"  # among the records, whose names begin with %
 _NOT_BY_PAGE = "the workloads fail while their pages are watched; libraries stay whole"
 # Also a sign: "-0.5" and "0.5" are different numbers, "3-5" are two.
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)(?![\w])")
@@ -114,6 +115,8 @@ def trace(recipe: Recipe, frozen: Frozen, agent: StagedAgent, processor: Process
     families = families_.to_trace(frozen.arch, processor, frozen.numpy_dispatch)
     with tempfile.TemporaryDirectory(prefix="rvbundle-pages-") as scratch:
         records = Path(scratch)
+        # Written once: runs side by side must never find it half there.
+        (records / _PRELOAD_LIST).write_text(f"{_TRACE_ALL}\n")
         envs = [families_.environment(family, processor) for family in families] or [{}]
         watches = tuple(_Watch(env, records) for env in envs)
         try:
@@ -160,7 +163,6 @@ def _exercise(
     return tuple(sorted(seen.opened))
 
 
-_PRELOAD_LIST = "preload.txt"
 _EXERCISE_TIMEOUT = 300.0  # seconds
 
 
@@ -221,14 +223,12 @@ def _in_tree(
 ) -> process.Finished:
     mounts = [[str(agent.folder), "/app", True]]
     if watch.records:
-        preload = watch.records / _PRELOAD_LIST
-        preload.write_text(f"{_TRACE_ALL}\n")
         mounts += [
             [str(native.library(frozen.arch, native.TRACER)), _TRACER, True],
             [str(native.library(frozen.arch, native.TRACE_ALL)), _TRACE_ALL, True],
             [str(watch.records), _RECORDS, False],
             [str(Path(__file__).parent / "inside" / "exercise.py"), _EXERCISE, True],
-            [str(preload), _PRELOAD, True],
+            [str(watch.records / _PRELOAD_LIST), _PRELOAD, True],
         ]
     request = {
         "tree": str(frozen.tree),
@@ -245,7 +245,7 @@ def _in_tree(
     with tempfile.TemporaryDirectory(prefix="rvbundle-trace-") as scratch:
         return process.run(
             [sys.executable, "-m", "rvbundle.run_tree"],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            env=process.own_environment(),
             cwd=Path(scratch),
             stdin=json.dumps(request).encode(),
             timeout=timeout,
