@@ -37,6 +37,9 @@ _URI = re.compile(r"'(?P<uri>[^']+)' (?P<file>\S+) \d+ SHA256:(?P<sha256>[0-9a-f
 # What apt's own settings may say of how to reach an archive.
 _KEPT_SETTINGS = re.compile(r"Acquire::(?:https?::|Retries|ForceIPv)")
 _NOT_UNPACKED = ("usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/info", "usr/include")
+_TAR = ("--no-same-owner", "--keep-directory-symlink")
+_SIGNATURE = ("NO_PUBKEY", "not signed", "BADSIG", "EXPKEYSIG", "invalid signature")
+_UNKNOWN = re.compile(r"Unable to locate package (\S+)|Package '?(\S+?)'? has no installation")
 _CONFIGURATION = """\
 APT::Architecture "{arch}";
 APT::Architectures "{arch}";
@@ -194,8 +197,7 @@ def _unpack_one(file: Path, root: Path) -> list[str]:
     content = process.run(["dpkg-deb", "--fsys-tarfile", file]).stdout
     exclude = [f"--exclude=./{path}" for path in _NOT_UNPACKED]
     done = process.run(
-        ["tar", "--extract", "--verbose", "--no-same-owner", "--keep-directory-symlink", *exclude]
-        + ["--directory", root],
+        ["tar", "--extract", "--verbose", *_TAR, *exclude, "--directory", root],
         stdin=content,
     )
     lines = done.stdout.decode().splitlines()
@@ -280,9 +282,9 @@ def _update(archive: Archive) -> None:
     if done.code == 0:
         return
     text = done.stderr
-    if any(word in text for word in ("NO_PUBKEY", "not signed", "BADSIG", "EXPKEYSIG", "invalid signature")):
+    if any(word in text for word in _SIGNATURE):
         raise EnvironmentSetupError(
-            f"the signature of Debian's {archive.suite} does not fit the keys on this machine:\n{done.tail()}",
+            f"the signature of Debian's {archive.suite} does not fit this machine's keys:\n{done.tail()}",
             "a newer debian-archive-keyring may have its key; if not, the archive is not to be trusted",
         )
     if "does not have a Release file" in text or "404" in text:
@@ -300,9 +302,7 @@ def _names(archive: Archive) -> frozenset[str]:
 
 
 def _not_resolved(archive: Archive, done: process.Finished) -> EnvironmentSetupError:
-    missing = re.findall(
-        r"Unable to locate package (\S+)|Package '?(\S+?)'? has no installation", done.stderr
-    )
+    missing = _UNKNOWN.findall(done.stderr)
     if missing:
         names = ", ".join(sorted({a or b for a, b in missing}))
         return EnvironmentSetupError(
