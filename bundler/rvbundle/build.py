@@ -12,18 +12,21 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import rvbundle_runtime
-from rvbundle import __version__, analysis, environment, freeze, lock, stage_agent, trace
+from rvbundle import __version__, analysis, environment, foreign, freeze, hostpython, lock, stage_agent, trace
 from rvbundle.analysis import Reach
-from rvbundle.contents import contents
+from rvbundle.contents import Contents, contents
+from rvbundle.debian import ARCHITECTURES
 from rvbundle.environment import Environment, Interpreter
 from rvbundle.freeze import Frozen
+from rvbundle.hostpython import machine
+from rvbundle.lock import LockedDebian
 from rvbundle.pack import (
     COLD_EFFORT,
     HOT_EFFORT,
@@ -36,15 +39,14 @@ from rvbundle.pack import (
 )
 from rvbundle.progress import Phase, Progress
 from rvbundle.prove import prove
-from rvbundle.recipe import Recipe
+from rvbundle.recipe import WHEELS, Recipe
 from rvbundle.record import Recorded
 from rvbundle.stage_agent import StagedAgent
 from rvbundle.stages import Cached, Key, StageCache, digest_of_files, write_atomically
-from rvbundle.trace import Trace
+from rvbundle.trace import Trace, processor_of
 from rvbundle.trimming import Trims, trim_libraries
 from rvbundle_runtime import store
-from rvbundle_runtime.errors import StoreError
-from rvbundle_runtime.host import read_processor
+from rvbundle_runtime.errors import StoreError, UsageError
 
 SEPARATE, EMBED, DROP = "separate", "embed", "drop"
 COLD = (SEPARATE, EMBED, DROP)
@@ -55,17 +57,19 @@ class Wanted:
     """What a build is asked for beside the recipe.
 
     `output` is the folder for its files, `cold` where the cold pack goes (beside the image, into its file, or
-    nowhere: see COLD), `recorded` what runs had to restore and shall be hot.
+    nowhere: see COLD), `recorded` what runs had to restore and shall be hot, `payloads` the architectures
+    that the image shall have (none: all that the recipe names).
     """
 
     output: Path
     cold: str = SEPARATE
     recorded: Recorded = field(default_factory=Recorded)
+    payloads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Built:
-    """What a build made: paths, sizes in bytes, its time in seconds."""
+    """What a build made: paths, sizes in bytes, its time in seconds, the image's architectures."""
 
     image: Path
     cold: Path | None
@@ -73,14 +77,37 @@ class Built:
     image_size: int
     cold_size: int
     seconds: float
+    payloads: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """A payload once it was traced: what is needed to pack it."""
+
+    source: str
+    frozen: Frozen
+    agent: StagedAgent
+    record: Trace
+    reached: Reach
 
 
 def build(recipe: Recipe, wanted: Wanted, cache_base: Path, progress: Progress) -> Built:
     """Build `recipe` as `wanted`; raises any RvbundleError of the stages, and StoreError."""
+    _check_payloads(recipe, wanted.payloads)
     _check_output(wanted.output)
     store.check_executable(cache_base)
     with store.translated(cache_base, "write into"):
         return _build(recipe, wanted, cache_base, progress)
+
+
+def _check_payloads(recipe: Recipe, payloads: tuple[str, ...]) -> None:
+    have = (machine(), *recipe.debian)
+    for arch in payloads:
+        if arch not in have:
+            raise UsageError(
+                f"{recipe.path} has no payload for {arch}; it has: {', '.join(have)}",
+                f'add it: [payloads] {arch} = "debian:trixie"' if arch in ARCHITECTURES else "",
+            )
 
 
 def _build(recipe: Recipe, wanted: Wanted, cache_base: Path, progress: Progress) -> Built:
@@ -91,17 +118,46 @@ def _build(recipe: Recipe, wanted: Wanted, cache_base: Path, progress: Progress)
     env = _environment(recipe, locked, interpreter, cache, progress)
     with _beside() as (pool, stop):  # the analysis takes a minute on one core
         graph = pool.submit(_module_graph, locked, env, cache, stop)
-        frozen = _freeze(recipe, locked, env, cache, progress)
-        agent = _stage_agent(recipe, interpreter, cache)
-        record = _trace(recipe, frozen, agent, cache, progress)
-        if not graph.done():
+        frozen = _freeze_own(recipe, locked, env, cache, progress)
+        agent = _stage_agent(recipe, interpreter, frozen.arch, cache)
+        record = _trace(recipe, frozen, agent, None, cache, progress)
+        if not graph.done() and not recipe.debian:
             _compress_early(recipe, frozen, agent, record, wanted.recorded, cache, progress)
+        foreign = [
+            _trace_foreign(recipe, locked.debian_for(arch), locked, env, record, cache, progress)
+            for arch in sorted(recipe.debian)
+            if not wanted.payloads or arch in wanted.payloads
+        ]
         reached = _analysis(graph, env, frozen, agent, progress)
-    folder = _image(recipe, frozen, agent, record, reached, wanted.recorded, cache, progress)
+    own = _Traced(WHEELS, frozen, agent, record, reached)
+    traced = [own] if not wanted.payloads or frozen.arch in wanted.payloads else []
+    # Reachability is a matter of names: the graph of this machine's packages serves the others, too.
+    traced += [replace(payload, reached=reached) for payload in foreign]
+    folder = _image(recipe, tuple(traced), wanted.recorded, cache, progress)
     cache.remember()
     image, beside, size, cold_size = _deliver_both(recipe, folder, wanted)
     identity = (folder / "identity").read_text()
-    return Built(image, beside, identity, size, cold_size, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return Built(image, beside, identity, size, cold_size, seconds, tuple(t.frozen.arch for t in traced))
+
+
+def _trace_foreign(
+    recipe: Recipe,
+    part: LockedDebian,
+    locked: lock.Lock,
+    env: Environment,
+    native: Trace,
+    cache: StageCache,
+    progress: Progress,
+) -> _Traced:
+    """Freeze and trace a payload for another architecture, through an emulator."""
+    python = hostpython.host_python(part.suite, part.python, cache)
+    frozen = _freeze_foreign(recipe, part, locked, env, python, cache, progress)
+    emulators = hostpython.emulators(part.suite, part.emulators, cache)
+    frozen = replace(frozen, emulators=emulators)
+    agent = _stage_agent(recipe, python, part.arch, cache)
+    record = _trace(recipe, frozen, agent, native, cache, progress)
+    return _Traced(f"debian:{part.suite}", frozen, agent, record, Reach({}, {}))
 
 
 def get_lock(recipe: Recipe, interpreter: Interpreter, cache: StageCache, progress: Progress) -> lock.Lock:
@@ -116,10 +172,12 @@ def get_lock(recipe: Recipe, interpreter: Interpreter, cache: StageCache, progre
             "requires": list(recipe.requires),
             "requirements": str(recipe.requirements or ""),
             "pip": {n: v for n, v in sorted(os.environ.items()) if n.startswith("PIP_")},
+            "debian": dict(sorted(recipe.debian.items())),
+            "format": "2",
         }
 
         def make(folder: Path) -> None:
-            found = environment.resolve(recipe, interpreter)
+            found = resolve(recipe, interpreter, cache.base.parent)
             (folder / "recipe.lock").write_text(lock.dumps(found))
 
         cached = cache.get("lock", key, make)
@@ -127,6 +185,11 @@ def get_lock(recipe: Recipe, interpreter: Interpreter, cache: StageCache, progre
         found = lock.loads(path.read_text(), path)
         _note(phase, cached, f"{len(found.packages)} packages")
         return found
+
+
+def resolve(recipe: Recipe, interpreter: Interpreter, cache_base: Path) -> lock.Lock:
+    """Ask pip and apt what the requirements mean today; raises EnvironmentSetupError."""
+    return foreign.lock_payloads(recipe, environment.resolve(recipe, interpreter), cache_base)
 
 
 def _note(phase: Phase, cached: Cached, result: str) -> None:
@@ -172,16 +235,47 @@ def _module_graph(locked: lock.Lock, env: Environment, cache: StageCache, stop: 
     return cache.get("analysis", key, lambda folder: analysis.analyse(env, tools.folder, folder, stop))
 
 
-def _freeze(
+def _freeze_own(
     recipe: Recipe, locked: lock.Lock, env: Environment, cache: StageCache, progress: Progress
 ) -> Frozen:
-    with progress.phase("freeze") as phase:
-        key = {
-            **_environment_key(locked, env.interpreter),
-            "inside": freeze.code_digest(),
-            "docstrings": recipe.docstrings,
-        }
-        cached = cache.get("freeze", key, lambda folder: freeze.freeze(env, recipe.docstrings, folder))
+    key = _environment_key(locked, env.interpreter)
+    return _freeze(recipe, "freeze", key, lambda: freeze.of_environment(env), cache, progress)
+
+
+def _freeze_foreign(
+    recipe: Recipe,
+    part: LockedDebian,
+    locked: lock.Lock,
+    env: Environment,
+    python: Interpreter,
+    cache: StageCache,
+    progress: Progress,
+) -> Frozen:
+    digests: Key = {"packages": [package.sha256 for package in part.packages]}
+    with progress.phase(f"packages for {part.arch}") as phase:
+        cached = cache.get(
+            f"debian-{part.arch}", digests, lambda folder: foreign.unpack(part, cache.base.parent, folder)
+        )
+        _note(phase, cached, f"{len(part.packages)} of Debian's {part.suite}")
+
+    def inventory() -> freeze.Inventory:
+        return freeze.of_foreign(foreign.assemble(part, locked, cached.folder, env, python))
+
+    key = {**_environment_key(locked, env.interpreter), **digests, "compiler": python.version}
+    return _freeze(recipe, f"freeze-{part.arch}", key, inventory, cache, progress)
+
+
+def _freeze(
+    recipe: Recipe,
+    stage: str,
+    made_of: Key,
+    inventory: Callable[[], freeze.Inventory],
+    cache: StageCache,
+    progress: Progress,
+) -> Frozen:
+    with progress.phase(stage.replace("-", " ")) as phase:
+        key = {**made_of, "inside": freeze.code_digest(), "docstrings": recipe.docstrings}
+        cached = cache.get(stage, key, lambda folder: freeze.freeze(inventory(), recipe.docstrings, folder))
         frozen = freeze.load(cached.folder)
         _note(phase, cached, f"{len(frozen.files)} files, {sum(f.size for f in frozen.files) >> 20} MiB")
         for text in frozen.notes:
@@ -189,25 +283,35 @@ def _freeze(
         return frozen
 
 
-def _stage_agent(recipe: Recipe, interpreter: Interpreter, cache: StageCache) -> StagedAgent:
+def _stage_agent(recipe: Recipe, interpreter: Interpreter, arch: str, cache: StageCache) -> StagedAgent:
     key: Key = {
         "sources": stage_agent.source_digests(recipe),
         "entry": recipe.entry,
         "python": interpreter.version,
     }
-    cached = cache.get("agent", key, lambda folder: stage_agent.stage(recipe, interpreter, folder))
+    stage = _named("agent", arch)
+    cached = cache.get(stage, key, lambda folder: stage_agent.stage(recipe, interpreter, folder))
     return stage_agent.load(recipe, cached.folder)
+
+
+def _named(stage: str, arch: str) -> str:
+    """Return the name of a stage in the cache: that of another architecture has its own history."""
+    return stage if arch == machine() else f"{stage}-{arch}"
 
 
 def _trace(
     recipe: Recipe,
     frozen: Frozen,
     agent: StagedAgent,
+    native: Trace | None,
     cache: StageCache,
     progress: Progress,
 ) -> Trace:
-    with progress.phase("trace") as phase:
+    """Trace a payload; one for another architecture must print what `native` has printed."""
+    stage = _named("trace", frozen.arch)
+    with progress.phase(stage.replace("-", " ")) as phase:
         key: Key = {
+            "arch": frozen.arch,
             "tree": frozen.digest(),
             "agent": agent.digest(),
             "workloads": [[list(w.args), w.golden, w.tolerance] for w in recipe.workloads],
@@ -215,7 +319,7 @@ def _trace(
             "trim": [recipe.trim, list(recipe.keep_modules)],
             "rvbundle": _code_digest(),
         }
-        beside = recipe.trace_path if recipe.lock_path.exists() else None
+        beside = recipe.trace_path(frozen.arch) if recipe.lock_path.exists() else None
         kept = _kept_trace(beside, key)
         if kept:
             phase.result, phase.reused = f"{beside.name if beside else ''}", True
@@ -223,10 +327,12 @@ def _trace(
             return kept
 
         def make(folder: Path) -> None:
-            record = trace.trace(recipe, frozen, agent, read_processor())
+            record = trace.trace(recipe, frozen, agent, processor_of(frozen))
+            if native:
+                trace.check_same(recipe, frozen, native, record)
             (folder / "trace.json").write_text(trace.dumps(record, key))
 
-        cached = cache.get("trace", key, make)
+        cached = cache.get(stage, key, make)
         text = (cached.folder / "trace.json").read_text()
         if beside:
             write_atomically(beside, text.encode())
@@ -272,20 +378,16 @@ def _compress_early(
 
     At level "traced" the analysis only gives reasons: which file goes where is known without it.
     """
-    from rvbundle.split import split
-
     if recipe.trim == "reachable":
         return
     with progress.phase("compress"):
-        placed = split(recipe, frozen, record, Reach({}, {}), recorded.paths)
-        trims = trim_libraries(frozen, placed, record, recorded.runs, recipe.trim)
-        both = contents(frozen, agent, placed, trims)
-        compress(both.hot, _hot_effort(trims), _frames(cache))
+        _, both, trims = _trim(recipe, _Traced(WHEELS, frozen, agent, record, Reach({}, {})), recorded)
+        compress(both.hot, _hot_effort(bool(trims.trimmed)), _frames(cache))
         compress(both.cold, COLD_EFFORT, _frames(cache))
 
 
-def _hot_effort(trims: Trims) -> Effort:
-    return HOT_EFFORT if trims.trimmed else WHOLE_EFFORT
+def _hot_effort(trimmed: bool) -> Effort:
+    return HOT_EFFORT if trimmed else WHOLE_EFFORT
 
 
 def _frames(cache: StageCache) -> Path:
@@ -294,20 +396,16 @@ def _frames(cache: StageCache) -> Path:
 
 def _image(
     recipe: Recipe,
-    frozen: Frozen,
-    agent: StagedAgent,
-    record: Trace,
-    reached: Reach,
+    traced: tuple[_Traced, ...],
     recorded: Recorded,
     cache: StageCache,
     progress: Progress,
 ) -> Path:
-    from rvbundle.split import split
-
     key: Key = {
-        "tree": frozen.folder.name,
-        "agent": agent.folder.parent.name,
-        "trace": trace.digest(record),
+        "payloads": [
+            [t.frozen.folder.name, t.agent.folder.parent.name, trace.digest(t.record), t.source]
+            for t in traced
+        ],
         "recipe": [recipe.name, recipe.version, recipe.network, recipe.env],
         "trim": [recipe.trim, list(recipe.keep_modules), list(recipe.keep_files)],
         "workloads": [[list(w.args), w.golden, w.tolerance] for w in recipe.workloads],
@@ -318,40 +416,20 @@ def _image(
 
     def make(folder: Path) -> None:
         with progress.phase("trim") as phase:
-            placed = split(recipe, frozen, record, reached, recorded.paths)
-            trims = trim_libraries(frozen, placed, record, recorded.runs, recipe.trim)
-            both = contents(frozen, agent, placed, trims)
-            phase.result = _trim_result(trims)
-        payload = PayloadMeta(
-            frozen.arch,
-            "wheels",
-            frozen.python_version,
-            agent.argv,
-            frozen.libdir,
-            frozen.packages,
-            record.families if trims.trimmed else (),
-        )
-        meta = ImageMeta(
-            name=recipe.name,
-            version=recipe.version,
-            created_by=f"rvbundle {__version__}",
-            network=recipe.network,
-            env=recipe.env,
-            details={
-                "trim": recipe.trim,
-                "traces": [list(w.args) for w in recipe.workloads],
-                "trimmed": {path: trims.trimmed[path].report() for path in sorted(trims.trimmed)},
-                "whole": dict(sorted(trims.whole.items())),
-            },
-        )
+            ready = [_trim(recipe, payload, recorded) for payload in traced]
+            phase.result = "; ".join(_trim_result(trims) for _, _, trims in ready)
+        effort = _hot_effort(any(trims.trimmed for _, _, trims in ready))
+        meta = _meta(recipe, traced, [trims for _, _, trims in ready])
         frames = _frames(cache)
         with progress.phase("pack") as phase:
-            identity = pack(folder / names[0], meta, payload, both.hot, _hot_effort(trims), frames)
-            bound = ImageMeta(**{**vars(meta), "bound_to": identity})
-            pack(folder / names[1], bound, payload, both.cold, COLD_EFFORT, frames)
+            hot = [(payload, both.hot) for payload, both, _ in ready]
+            cold = [(payload, both.cold) for payload, both, _ in ready]
+            identity = pack(folder / names[0], meta, hot, effort, frames)
+            pack(folder / names[1], replace(meta, bound_to=identity), cold, COLD_EFFORT, frames)
             phase.result = f"{(folder / names[0]).stat().st_size >> 20} MiB"
-        with progress.phase("prove"):
-            prove(recipe, frozen, agent, record, folder / names[0])
+        for payload in traced:
+            with progress.phase(_named("prove", payload.frozen.arch).replace("-", " ")):
+                prove(recipe, payload.frozen, payload.agent, payload.record, folder / names[0])
         (folder / "identity").write_text(identity)
 
     cached = cache.get("image", key, make)
@@ -359,6 +437,47 @@ def _image(
         with progress.phase("pack and prove") as phase:
             _note(phase, cached, "")
     return cached.folder
+
+
+def _trim(recipe: Recipe, payload: _Traced, recorded: Recorded) -> tuple[PayloadMeta, Contents, Trims]:
+    """Decide what of a payload is hot and what is cold."""
+    from rvbundle.split import split
+
+    frozen, record = payload.frozen, payload.record
+    placed = split(recipe, frozen, record, payload.reached, recorded.paths)
+    trims = trim_libraries(frozen, placed, record, recorded.runs, recipe.trim)
+    meta = PayloadMeta(
+        frozen.arch,
+        payload.source,
+        frozen.python_version,
+        payload.agent.argv,
+        frozen.libdir,
+        frozen.packages,
+        record.families if trims.trimmed else (),
+    )
+    return meta, contents(frozen, payload.agent, placed, trims), trims
+
+
+def _meta(recipe: Recipe, traced: tuple[_Traced, ...], trims: list[Trims]) -> ImageMeta:
+    """Return what the image says of itself: of every payload, what was trimmed and what was not."""
+    archs = [payload.frozen.arch for payload in traced]
+    reports = [
+        ({path: t.trimmed[path].report() for path in sorted(t.trimmed)}, dict(sorted(t.whole.items())))
+        for t in trims
+    ]
+    return ImageMeta(
+        name=recipe.name,
+        version=recipe.version,
+        created_by=f"rvbundle {__version__}",
+        network=recipe.network,
+        env=recipe.env,
+        details={
+            "trim": recipe.trim,
+            "traces": [list(w.args) for w in recipe.workloads],
+            "trimmed": {arch: trimmed for arch, (trimmed, _) in zip(archs, reports, strict=True)},
+            "whole": {arch: whole for arch, (_, whole) in zip(archs, reports, strict=True)},
+        },
+    )
 
 
 def _trim_result(trims: Trims) -> str:

@@ -91,6 +91,12 @@ def build(
             "--with-record", metavar="FILE", help="Keep what a run had to restore (run --record FILE)."
         ),
     ] = None,
+    payload: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--payload", metavar="ARCH", help="Only this payload of those that the recipe names; repeatable."
+        ),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Say which stage was reused, or why it was not.")
     ] = False,
@@ -106,7 +112,7 @@ def build(
 
     if cold not in COLD:
         raise UsageError(f"build: --cold {cold}: expected {', '.join(COLD[:-1])} or {COLD[-1]}")
-    wanted = Wanted(output, cold, read_records(with_record or []))
+    wanted = Wanted(output, cold, read_records(with_record or []), tuple(payload or []))
     built = run_build(loaded, wanted, _place().base, Progress(verbose))
     if as_json:
         value = {key: str(v) if isinstance(v, Path) else v for key, v in vars(built).items()}
@@ -242,15 +248,15 @@ def verify(image: _ImagePath, as_json: _Json = False) -> None:
 @app.command(epilog="Example: rvbundle lock recipes/cartpole-policy-gradient/recipe.toml")
 def lock(recipe: _RecipePath) -> None:
     """Write recipe.lock: name, version and SHA-256 of every wheel; builds use it from then on."""
-    from rvbundle import environment
     from rvbundle import lock as locks
     from rvbundle import recipe as recipes
+    from rvbundle.build import resolve
     from rvbundle.environment import find_interpreter
 
     progress = Progress()
     loaded = recipes.load(recipe)
     with progress.phase("lock") as phase:
-        found = environment.resolve(loaded, find_interpreter(loaded.python, os.environ))
+        found = resolve(loaded, find_interpreter(loaded.python, os.environ), _place().base)
         locks.write_beside(loaded, found)
         phase.result = f"{len(found.packages)} packages"
     print(loaded.lock_path)
@@ -271,11 +277,14 @@ def init(
 def extract(
     image: _ImagePath,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+    payload: Annotated[
+        str | None, typer.Option("--payload", metavar="ARCH", help="Which, if there are several.")
+    ] = None,
 ) -> None:
     """Write the plain tree of an image to DIR, whole if its cold pack lies beside it."""
     from rvbundle import inspection
 
-    result = inspection.extract(image, folder)
+    result = inspection.extract(image, folder, payload)
     print(f"{folder}: {result.files} files, {mib(result.size)}, {result.note}")
 
 

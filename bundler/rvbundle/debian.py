@@ -171,10 +171,11 @@ def _fetch_missing(archive: Archive, missing: Sequence[Package], pool: Path) -> 
     shutil.rmtree(folder)
 
 
-def unpack(archive: Archive, packages: Sequence[Package], root: Path) -> Unpacked:
+def unpack(archive: Archive, packages: Sequence[Package], root: Path, only: Sequence[str] = ()) -> Unpacked:
     """Unpack the packages into the new folder `root`, without running anything of them.
 
-    Manuals, translations and headers are left out. Raises EnvironmentSetupError and ToolError.
+    Manuals, translations and headers are left out, and all that no pattern of `only` matches if there are
+    any. Raises EnvironmentSetupError and ToolError.
     """
     files = fetch(archive, packages)
     for name in ("usr/bin", "usr/sbin", "usr/lib"):
@@ -184,7 +185,7 @@ def unpack(archive: Archive, packages: Sequence[Package], root: Path) -> Unpacke
     _needed("dpkg-deb")
 
     def work(pair: tuple[Package, Path]) -> list[str]:
-        return _unpack_one(pair[1], root)
+        return _unpack_one(pair[1], root, only)
 
     pairs = list(zip(packages, files, strict=True))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -193,11 +194,12 @@ def unpack(archive: Archive, packages: Sequence[Package], root: Path) -> Unpacke
     return Unpacked(root, owners)
 
 
-def _unpack_one(file: Path, root: Path) -> list[str]:
+def _unpack_one(file: Path, root: Path, only: Sequence[str]) -> list[str]:
     content = process.run(["dpkg-deb", "--fsys-tarfile", file]).stdout
     exclude = [f"--exclude=./{path}" for path in _NOT_UNPACKED]
+    wanted = ["--wildcards", *(f"./{pattern}" for pattern in only)] if only else []
     done = process.run(
-        ["tar", "--extract", "--verbose", *_TAR, *exclude, "--directory", root],
+        ["tar", "--extract", "--verbose", *_TAR, *exclude, "--directory", root, *wanted],
         stdin=content,
     )
     lines = done.stdout.decode().splitlines()

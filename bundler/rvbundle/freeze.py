@@ -22,14 +22,17 @@ from typing import Any
 import rvbundle_runtime
 from rvbundle import elf, process
 from rvbundle.compiler import Job, compile_sources
+from rvbundle.debian import TRIPLETS
 from rvbundle.environment import Environment, Interpreter
+from rvbundle.foreign import PACKAGES, ForeignEnvironment, debian_name
 from rvbundle.libraries import SystemLibraries, close_over_libraries
+from rvbundle.lock import normalized
 from rvbundle.stages import digest_of_files
 from rvbundle_runtime.errors import FreezeError
 
 BOOT_MODULE = "_rvbundle_boot"
 # Distributions whose own test suites read docstrings (of modules that do not mention them).
-_DOCSTRINGS_ARE_USED = ("numpy",)
+_DOCSTRINGS_ARE_USED = ("numpy", "python3-numpy")
 _INSIDE = Path(__file__).parent / "inside"
 _STDLIB_SKIPPED = {"site-packages", "dist-packages", "__pycache__"}
 # Imported before the boot module can prefer bytecode: a source in the tree would be compiled each time.
@@ -71,7 +74,8 @@ class FrozenFile:
 class Frozen:
     """The inventory. `needed` maps a library or extension to the paths of the libraries that it needs.
 
-    `numpy_dispatch` are the processor features that the environment's numpy has kernels for.
+    `numpy_dispatch` are the processor features that the environment's numpy has kernels for; `emulators` is
+    the folder of what runs its programs on this machine, None where they are native.
     """
 
     folder: Path
@@ -84,6 +88,7 @@ class Frozen:
     needed: dict[str, tuple[str, ...]]
     notes: tuple[str, ...]
     numpy_dispatch: tuple[str, ...] = ()
+    emulators: Path | None = None
 
     @property
     def tree(self) -> Path:
@@ -121,7 +126,7 @@ class Frozen:
 
 
 @dataclass(frozen=True)
-class _Planned:
+class Planned:
     """A file that will be in the tree: where it comes from and what it is."""
 
     path: str
@@ -167,36 +172,147 @@ def load(folder: Path) -> Frozen:
     )
 
 
-def freeze(environment: Environment, docstrings: bool, folder: Path) -> None:
-    """Fill `folder` with the tree of `environment` and its inventory; raises FreezeError.
+@dataclass(frozen=True)
+class Inventory:
+    """All that a tree is made of, before its libraries are followed.
 
-    Without `docstrings` those of installed distributions are dropped where they can be.
+    `planned` are the files of distributions, `programs` the interpreter and the shell; `stdlib` is the
+    standard library's folder on this machine, `interpreter` what compiles; files below `ours` may be linked
+    to rather than copied. `links` are (path, target) beside the usual ones.
     """
-    interpreter = environment.interpreter
+
+    interpreter: Interpreter
+    stdlib: Path
+    system: SystemLibraries
+    planned: tuple[Planned, ...]
+    programs: tuple[Planned, ...]
+    packages: tuple[tuple[str, str], ...]
+    ours: Path
+    notes: tuple[str, ...]
+    links: tuple[tuple[str, str], ...] = ()
+    numpy_dispatch: tuple[str, ...] = ()
+
+
+def of_environment(environment: Environment) -> Inventory:
+    """Take the inventory of an environment on this machine; raises FreezeError."""
     inventory = json.loads(process.run([environment.python, "-I", _INSIDE / "inventory.py"]).stdout)
     distributions = inventory["distributions"]
     planned, notes = _distribution_files(environment, distributions)
-    planned = [*_boot_files(interpreter, folder), *planned, *_stdlib_files(interpreter)]
-    planned = list({p.path: p for p in reversed(planned)}.values())
     system = SystemLibraries.of_this_machine()
-    programs = _programs(environment, system)
+    return Inventory(
+        environment.interpreter,
+        environment.interpreter.stdlib,
+        system,
+        tuple(planned),
+        tuple(_programs(environment, system)),
+        tuple((d["name"], d["version"]) for d in distributions),
+        environment.folder,
+        tuple(notes),
+        numpy_dispatch=tuple(inventory["numpy_dispatch"]),
+    )
+
+
+def of_foreign(environment: ForeignEnvironment) -> Inventory:
+    """Take the inventory of a payload for another architecture; raises FreezeError."""
+    interpreter, root = environment.interpreter, environment.root
+    site = f"usr/lib/python{interpreter.short}/site-packages"
+    planned = [
+        Planned(
+            f"{site}/{Path(file).relative_to(environment.site)}",
+            Path(file),
+            role_of(file, Path(file)),
+            d.name,
+        )
+        for d in environment.wheels
+        for file in d.files
+        if Path(file).is_relative_to(environment.site) and Path(file).is_file()
+    ]
+    replaced = {debian_name(normalized(d.name)) for d in environment.wheels}
+    theirs, links, skipped = _debian_files(environment, site, replaced)
+    programs = []
+    for name, target in ((f"python{interpreter.short}", f"python{interpreter.short}"), ("dash", "sh")):
+        programs.append(Planned(f"usr/bin/{target}", root / "usr/bin" / name, PROGRAM, "", executable=True))
+    notes = [*environment.notes]
+    if skipped:
+        notes.append(
+            f"{len(skipped)} links to what is outside of packages are left out, such as {skipped[0]}"
+        )
+    wheels = [(d.name, d.version) for d in environment.wheels]
+    return Inventory(
+        interpreter,
+        root / f"usr/lib/python{interpreter.short}",
+        SystemLibraries.of_root(environment.arch, root),
+        (*planned, *theirs),
+        tuple(programs),
+        tuple(sorted([*wheels, *environment.versions.items()])),
+        root.parent,
+        tuple(notes),
+        tuple(links),
+    )
+
+
+def _debian_files(
+    environment: ForeignEnvironment, site: str, replaced: set[str]
+) -> tuple[list[Planned], list[tuple[str, str]], list[str]]:
+    """Plan Debian's Python packages as if installed in `site`; also return links, and links left out.
+
+    Debian keeps torch's libraries among the system's and links to them from the package.
+    """
+    root, libdir = environment.root, f"usr/lib/{TRIPLETS[environment.arch]}"
+    planned, links, skipped = [], [], []
+    for place, folders, files in os.walk(root / PACKAGES):
+        folders.sort()
+        for name in sorted(files) + [f for f in folders if Path(place, f).is_symlink()]:
+            source = Path(place, name)
+            inside = str(source.relative_to(root / PACKAGES))
+            owner = environment.owners.get(str(source.relative_to(root)), "")
+            if owner in replaced or name.endswith(".pyc"):
+                continue
+            if not source.is_symlink():
+                role = role_of(f"{site}/{inside}", source)
+                runnable = role in (DATA, PROGRAM) and bool(source.stat().st_mode & 0o100)
+                planned.append(Planned(f"{site}/{inside}", source, role, owner, runnable))
+                continue
+            target = source.parent / os.readlink(source)
+            if target.is_file() and os.path.normpath(target.parent) == str(root / libdir):
+                library = f"{libdir}/{target.name}"
+                links.append(
+                    (f"{site}/{inside}", os.path.relpath(library, os.path.dirname(f"{site}/{inside}")))
+                )
+                planned.append(Planned(library, Path(os.path.realpath(target)), LIBRARY, owner))
+            else:
+                skipped.append(inside)
+    return planned, links, skipped
+
+
+def freeze(inventory: Inventory, docstrings: bool, folder: Path) -> None:
+    """Fill `folder` with the tree of an inventory, and with what `load` reads; raises FreezeError.
+
+    Without `docstrings` those of installed distributions are dropped where they can be.
+    """
+    interpreter, system = inventory.interpreter, inventory.system
+    notes = list(inventory.notes)
+    planned = [*_boot_files(interpreter, folder), *inventory.planned]
+    planned += _stdlib_files(interpreter.short, inventory.stdlib)
+    planned = list({p.path: p for p in reversed(planned)}.values())
+    programs = list(inventory.programs)
     closure = close_over_libraries(
         [(p.path, p.source) for p in planned + programs if p.role in (EXTENSION, LIBRARY, PROGRAM)], system
     )
     libraries = [  # the kernel executes the dynamic loader, so it needs the permission
-        _Planned(path, source, LIBRARY, "", executable=os.path.basename(path).startswith("ld"))
+        Planned(path, source, LIBRARY, "", executable=os.path.basename(path).startswith("ld"))
         for path, source in closure.added
     ]
     notes += closure.notes
     planned = sorted([*planned, *programs, *libraries], key=lambda p: p.path)
-    tails = _build_tree(planned, folder, environment.folder)
-    compiled, failures = _compile(environment, planned, docstrings, folder)
-    links = _links(interpreter, closure.interpreter_path)
+    tails = _build_tree(planned, folder, inventory.ours)
+    compiled, failures = _compile(interpreter, planned, docstrings, folder)
+    links = [*_links(interpreter, closure.interpreter_path), *inventory.links]
     files = _hash_all([*planned, *compiled], tails, folder)
     files += [FrozenFile(path, LINK, "", False, 0, "", "", target) for path, target in links]
     folders = (*MOUNT_POINTS, f"usr/lib/python{interpreter.short}/lib-dynload")
     files += [FrozenFile(path, DIRECTORY, "", False, 0, "", "") for path in folders]
-    notes += _content_notes(files, distributions)
+    notes += _content_notes(files, [name for name, _ in inventory.packages])
     if failures:
         notes.append(f"{failures} Python files are for another Python version and can't be compiled")
     _finish_tree(folder / "tree", links)
@@ -206,15 +322,15 @@ def freeze(environment: Environment, docstrings: bool, folder: Path) -> None:
         python_version=interpreter.version,
         arch=system.arch,
         libdir=system.libdir,
-        packages=tuple((d["name"], d["version"]) for d in distributions),
+        packages=inventory.packages,
         files=tuple(sorted(files, key=lambda f: (f.path, f.role))),
         needed=closure.needed,
         notes=tuple(notes),
-        numpy_dispatch=tuple(inventory["numpy_dispatch"]),
+        numpy_dispatch=inventory.numpy_dispatch,
     )
     value = asdict(replace(frozen, files=()))
     value["files"] = [list(asdict(f).values()) for f in frozen.files]
-    del value["folder"]
+    del value["folder"], value["emulators"]
     (folder / "frozen.json").write_text(json.dumps(value))
 
 
@@ -235,7 +351,7 @@ def role_of(path: str, source: Path) -> str:
 
 def _distribution_files(
     environment: Environment, distributions: list[dict[str, Any]]
-) -> tuple[list[_Planned], list[str]]:
+) -> tuple[list[Planned], list[str]]:
     """Plan what the distributions' RECORDs list."""
     site, venv = environment.site_packages, environment.folder / "venv"
     lib = f"usr/lib/python{environment.interpreter.short}/site-packages"
@@ -256,25 +372,24 @@ def _distribution_files(
                 path = f"{lib}/{source.relative_to(site)}" if inside else f"usr/{source.relative_to(venv)}"
                 role = role_of(path, source)
                 runnable = role in (DATA, PROGRAM) and bool(source.stat().st_mode & 0o100)
-                planned.append(_Planned(path, source, role, name, runnable))
+                planned.append(Planned(path, source, role, name, runnable))
     notes = [f"{len(missing)} recorded files are missing, such as {missing[0]}"] if missing else []
     return planned, notes
 
 
-def _stdlib_files(interpreter: Interpreter) -> list[_Planned]:
+def _stdlib_files(short: str, root: Path) -> list[Planned]:
     planned = []
-    root = interpreter.stdlib
     for place, folders, files in os.walk(root):
         folders[:] = sorted(f for f in folders if f not in _STDLIB_SKIPPED)
         for file in sorted(files):
             source = Path(place, file)
             if source.is_file() and not file.endswith(".pyc"):
-                path = f"usr/lib/python{interpreter.short}/{source.relative_to(root)}"
-                planned.append(_Planned(path, source, role_of(path, source)))
+                path = f"usr/lib/python{short}/{source.relative_to(root)}"
+                planned.append(Planned(path, source, role_of(path, source)))
     return planned
 
 
-def _boot_files(interpreter: Interpreter, folder: Path) -> list[_Planned]:
+def _boot_files(interpreter: Interpreter, folder: Path) -> list[Planned]:
     """Plan the import finder and the .pth file that starts it."""
     site = f"usr/lib/python{interpreter.short}/site-packages"
     pth = folder / f"{BOOT_MODULE}.pth"
@@ -282,26 +397,26 @@ def _boot_files(interpreter: Interpreter, folder: Path) -> list[_Planned]:
     boot = Path(rvbundle_runtime.__file__).parent / "guest" / f"{BOOT_MODULE}.py"
     planned = [
         # "00": .pth files are taken in order of their names, and others may import what is cold.
-        _Planned(f"{site}/00{BOOT_MODULE}.pth", pth, METADATA, "rvbundle"),
-        _Planned(f"{site}/{BOOT_MODULE}.py", boot, SOURCE, "rvbundle"),
+        Planned(f"{site}/00{BOOT_MODULE}.pth", pth, METADATA, "rvbundle"),
+        Planned(f"{site}/{BOOT_MODULE}.py", boot, SOURCE, "rvbundle"),
     ]
     if not interpreter.usual_site:
         customize = folder / "sitecustomize.py"
         customize.write_text(_SITECUSTOMIZE)
         path = f"usr/lib/python{interpreter.short}/sitecustomize.py"
-        planned.append(_Planned(path, customize, SOURCE, "rvbundle"))
+        planned.append(Planned(path, customize, SOURCE, "rvbundle"))
     return planned
 
 
-def _programs(environment: Environment, system: SystemLibraries) -> list[_Planned]:
+def _programs(environment: Environment, system: SystemLibraries) -> list[Planned]:
     """Plan the interpreter itself and a shell, for `subprocess` with shell=True."""
     python = Path(os.path.realpath(environment.interpreter.executable))
     planned = [
-        _Planned(f"usr/bin/python{environment.interpreter.short}", python, PROGRAM, "", executable=True)
+        Planned(f"usr/bin/python{environment.interpreter.short}", python, PROGRAM, "", executable=True)
     ]
     shell = Path(os.path.realpath("/bin/sh"))
     if shell.is_file() and elf.is_elf(shell):
-        planned.append(_Planned("usr/bin/sh", shell, PROGRAM, "", executable=True))
+        planned.append(Planned("usr/bin/sh", shell, PROGRAM, "", executable=True))
     if elf.read_facts(python).machine != system.arch:
         raise FreezeError(f"{python} is not a program for this machine ({system.arch})")
     return planned
@@ -318,7 +433,7 @@ def _links(interpreter: Interpreter, loader: str) -> list[tuple[str, str]]:
     return links
 
 
-def _build_tree(planned: Iterable[_Planned], folder: Path, ours: Path) -> dict[str, str]:
+def _build_tree(planned: Iterable[Planned], folder: Path, ours: Path) -> dict[str, str]:
     """Put the files into the tree; return {path: place of its tail}.
 
     Hard links to the files of our own environment `ours`, copies of the system's: those may be changed
@@ -348,7 +463,7 @@ def _build_tree(planned: Iterable[_Planned], folder: Path, ours: Path) -> dict[s
     return tails
 
 
-def _place(folder: Path, item: _Planned) -> Path:
+def _place(folder: Path, item: Planned) -> Path:
     parts = item.path.split("/")
     aside = item.role == SOURCE and len(parts) > 3 and parts[3] in _BEFORE_BOOT
     return folder / ("aside" if aside else "tree") / item.path
@@ -373,8 +488,8 @@ def _fix_script(source: Path, target: Path) -> bool:
 
 
 def _compile(
-    environment: Environment, planned: list[_Planned], docstrings: bool, folder: Path
-) -> tuple[list[_Planned], int]:
+    interpreter: Interpreter, planned: list[Planned], docstrings: bool, folder: Path
+) -> tuple[list[Planned], int]:
     """Compile every source; return the bytecode files (at `foo.pyc` beside `foo.py`) and the failures."""
     jobs, made = [], []
     for item in planned:
@@ -384,7 +499,7 @@ def _compile(
             drop = not docstrings and item.package not in ("", "rvbundle", *_DOCSTRINGS_ARE_USED)
             jobs.append(Job(item.source, target, f"/{item.path}", drop))
             made.append(replace(item, path=f"{item.path}c", source=target, role=BYTECODE))
-    failed = compile_sources(environment.interpreter, jobs, columns=False)
+    failed = compile_sources(interpreter, jobs, columns=False)
     kept = [m for job, m in zip(jobs, made, strict=True) if job.source not in failed]
     return kept, len(failed)
 
@@ -397,15 +512,15 @@ def _finish_tree(tree: Path, links: list[tuple[str, str]]) -> None:
         (tree / path).mkdir(parents=True, exist_ok=True)
 
 
-def _hash_all(planned: list[_Planned], tails: dict[str, str], folder: Path) -> list[FrozenFile]:
-    def describe(item: _Planned) -> FrozenFile:
+def _hash_all(planned: list[Planned], tails: dict[str, str], folder: Path) -> list[FrozenFile]:
+    def describe(item: Planned) -> FrozenFile:
         place = _place(folder, item)
         size, digest = _size_and_digest(place)
         return FrozenFile(
             item.path, item.role, str(place.relative_to(folder)), item.executable, size, digest, item.package
         )
 
-    def describe_tail(item: _Planned) -> FrozenFile:
+    def describe_tail(item: Planned) -> FrozenFile:
         size, digest = _size_and_digest(folder / tails[item.path])
         return FrozenFile(item.path, TAIL, tails[item.path], False, size, digest, item.package)
 
@@ -419,7 +534,7 @@ def _size_and_digest(path: Path) -> tuple[int, str]:
         return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _content_notes(files: list[FrozenFile], distributions: list[dict[str, Any]]) -> list[str]:
+def _content_notes(files: list[FrozenFile], names: list[str]) -> list[str]:
     """Return what a user should know of the contents: duplicates, two OpenMPs, CUDA."""
     notes: list[str] = []
     same: dict[str, list[str]] = defaultdict(list)
@@ -441,7 +556,7 @@ def _content_notes(files: list[FrozenFile], distributions: list[dict[str, Any]])
             f"two different OpenMP runtimes: {' and '.join(places)} (a process that loads both may use "
             "too many threads, or crash)"
         )
-    cuda = [d["name"] for d in distributions if d["name"].lower().startswith("nvidia-")]
+    cuda = [name for name in names if name.lower().startswith("nvidia-")]
     cuda += [f.path for f in files if os.path.basename(f.path) == "libtorch_cuda.so"]
     if cuda:
         notes.append(
@@ -454,7 +569,10 @@ def _content_notes(files: list[FrozenFile], distributions: list[dict[str, Any]])
 def code_digest() -> str:
     """Return a digest of our own files that end in the tree or decide how it is made."""
     guest = Path(rvbundle_runtime.__file__).parent / "guest"
-    ours = [Path(__file__).with_name(f"{name}.py") for name in ("elf", "libraries", "compiler", "freeze")]
+    ours = [
+        Path(__file__).with_name(f"{name}.py")
+        for name in ("elf", "libraries", "compiler", "foreign", "freeze")
+    ]
     return digest_of_files([*ours, *guest.glob("*.py"), *_INSIDE.glob("*.py")])
 
 

@@ -46,12 +46,14 @@ def host_python(suite: str, packages: tuple[Package, ...], cache: StageCache) ->
     return _interpreter(_unpacked("host-python", suite, packages, cache) / "root")
 
 
-def _unpacked(stage: str, suite: str, packages: tuple[Package, ...], cache: StageCache) -> Path:
+def _unpacked(
+    stage: str, suite: str, packages: tuple[Package, ...], cache: StageCache, only: tuple[str, ...] = ()
+) -> Path:
     source = archive(cache.base.parent, suite, machine())
-    key: Key = {"packages": [package.sha256 for package in packages], "arch": source.arch}
+    key: Key = {"packages": [p.sha256 for p in packages], "arch": source.arch, "only": list(only)}
 
     def make(folder: Path) -> None:
-        debian.unpack(source, packages, folder / "root")
+        debian.unpack(source, packages, folder / "root", only)
 
     return cache.get(stage, key, make).folder
 
@@ -96,4 +98,5 @@ def find_python(root: Path) -> Path:
 
 def emulators(suite: str, packages: tuple[Package, ...], cache: StageCache) -> Path:
     """Return the folder of the emulators for this machine made of `packages` (see EMULATORS)."""
-    return _unpacked("emulators", suite, packages, cache) / "root/usr/bin"
+    wanted = tuple(f"usr/bin/qemu-{arch}" for arch in debian.ARCHITECTURES)
+    return _unpacked("emulators", suite, packages, cache, wanted) / "root/usr/bin"

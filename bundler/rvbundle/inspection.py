@@ -15,7 +15,7 @@ from rvbundle.elf import join_tail
 from rvbundle.progress import line, mib, wide_console
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime import store
-from rvbundle_runtime.errors import ImageError, StoreError
+from rvbundle_runtime.errors import ImageError, StoreError, UsageError
 from rvbundle_runtime.image import Reader
 from rvbundle_runtime.launch import cold_beside, find_cold, refuse_cold_pack
 
@@ -231,18 +231,20 @@ class Extracted:
     note: str
 
 
-def extract(path: Path, folder: Path) -> Extracted:
+def extract(path: Path, folder: Path, arch: str | None = None) -> Extracted:
     """Write the tree of the image `path` into `folder`, which must be new or empty.
 
     With the cold pack beside the image the tree is the frozen one, libraries with their symbols included.
-    Raises ImageError, StoreError.
+    `arch` says which payload, if the image has several and none for this machine. Raises ImageError,
+    StoreError, UsageError.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         what = "is not empty" if folder.is_dir() else "is a file"
         raise StoreError(f"{folder} {what}", "name a new folder")
     with Reader(path) as reader:
         refuse_cold_pack(reader)
-        entries = _only_payload(reader).entries
+        payload = _choose_payload(reader, arch)
+        entries = payload.entries
         cold, pack = find_cold(path, None, reader.identity)
         if cold is None:
             beside = cold_beside(path)
@@ -253,7 +255,7 @@ def extract(path: Path, folder: Path) -> Extracted:
         else:
             note = "whole"
             with cold, _emptied_on_failure(folder):
-                rest = _only_payload(cold).entries
+                rest = _choose_payload(cold, payload.arch).entries
                 _check_fit(cold, entries, rest)
                 files = _extract_from(reader, entries, folder) + _extract_from(cold, rest, folder)
     size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
@@ -289,11 +291,17 @@ def _check_fit(cold: Reader, hot: tuple[fmt.Entry, ...], rest: tuple[fmt.Entry, 
         raise ImageError(f"{cold.path}: {error.message}", fmt.FORGED) from None
 
 
-def _only_payload(reader: Reader) -> fmt.Payload:
-    payloads = reader.index().payloads
-    if len(payloads) != 1:
-        raise ImageError(f"{reader.path} holds {len(payloads)} payloads, expected one")
-    return payloads[0]
+def _choose_payload(reader: Reader, arch: str | None) -> fmt.Payload:
+    """Return the payload for `arch`; where that is None, the only one or the one for this machine."""
+    payloads = {payload.arch: payload for payload in reader.index().payloads}
+    if arch is None:
+        arch = next(iter(payloads)) if len(payloads) == 1 else os.uname().machine
+    if arch not in payloads:
+        raise UsageError(
+            f"{reader.path} has no payload for {arch}; it has: {', '.join(payloads) or 'none'}",
+            "name one of these: --payload ARCH",
+        )
+    return payloads[arch]
 
 
 def _extract_from(reader: Reader, entries: tuple[fmt.Entry, ...], folder: Path) -> int:

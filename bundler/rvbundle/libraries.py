@@ -8,21 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rvbundle import elf, process
+from rvbundle.debian import TRIPLETS
 from rvbundle_runtime.errors import FreezeError
 
 # glibc loads these by name when threads are cancelled or names are looked up: nothing links them.
 _LOADED_BY_LIBC = ("libgcc_s.so.1", "libnss_dns.so.2", "libnss_files.so.2")
 _CACHE_LINE = re.compile(r"\s+(\S+) \(([^)]*)\) => (\S+)")
+_ALTERNATIVES = ("openblas-pthread", "openblas-openmp", "blas", "lapack")
 _CACHE_ABI = {"x86_64": "x86-64", "aarch64": "AArch64", "riscv64": "double-float"}
 
 
 @dataclass(frozen=True)
 class SystemLibraries:
-    """This machine's libraries: {soname: path}, and where ld.so looks by default (`libdir`, no slash)."""
+    """A machine's libraries: {soname: path}, and where ld.so looks by default (`libdir`, no slash).
+
+    `root` is where its file system begins: not / for packages that are unpacked in a folder.
+    """
 
     arch: str
     libdir: str
     paths: dict[str, Path]
+    root: Path = Path("/")
 
     @staticmethod
     def of_this_machine() -> "SystemLibraries":
@@ -41,6 +47,20 @@ class SystemLibraries:
             raise FreezeError("this machine has no glibc that ldconfig knows of")
         libdir = str(libc.parent).lstrip("/")
         return SystemLibraries(arch, libdir if libdir.startswith("usr/") else f"usr/{libdir}", paths)
+
+    @staticmethod
+    def of_root(arch: str, root: Path) -> "SystemLibraries":
+        """List the libraries of Debian's packages unpacked at `root`; raises FreezeError without glibc."""
+        libdir = f"usr/lib/{TRIPLETS[arch]}"
+        paths: dict[str, Path] = {}
+        # What update-alternatives would link to comes first: the reference BLAS has the same name.
+        for folder in (*(f"{libdir}/{name}" for name in _ALTERNATIVES), libdir, "usr/lib"):
+            for path in sorted((root / folder).glob("*.so*")):
+                if path.is_file():
+                    paths.setdefault(path.name, path)
+        if "libc.so.6" not in paths:
+            raise FreezeError(f"there is no glibc among the packages for {arch}")
+        return SystemLibraries(arch, libdir, paths, root)
 
 
 @dataclass(frozen=True)
@@ -90,7 +110,7 @@ def close_over_libraries(files: Iterable[tuple[str, Path]], system: SystemLibrar
                 found.append(_add(name, place, system, added, queue, by_source))
         needed[path] = tuple(found)
     if loader:
-        added[_merged(loader)] = Path(os.path.realpath(loader))
+        added[_merged(loader)] = Path(os.path.realpath(system.root / loader.lstrip("/")))
         added.pop(f"{system.libdir}/{os.path.basename(loader)}", None)
     notes = [f"{name} is nowhere on this machine ({path} names it)" for name, path in unresolved.items()]
     notes += [f"not for this machine: {text}" for text in foreign]
@@ -132,6 +152,8 @@ def _find(
     for folder in facts.search:
         origin = str(source.parent)
         place = folder.replace("$ORIGIN", origin).replace("${ORIGIN}", origin)
+        if folder.startswith("/"):
+            place = str(system.root / folder.lstrip("/"))
         candidate = os.path.realpath(os.path.join(place, name))
         if os.path.isfile(candidate):
             return by_source.get(candidate) or Path(candidate)

@@ -6,11 +6,12 @@ import re
 import tempfile
 import tomllib
 import urllib.parse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rvbundle import process
+from rvbundle.debian import Package
 from rvbundle.recipe import Recipe
 from rvbundle.stages import write_atomically
 from rvbundle_runtime.errors import EnvironmentSetupError, LockError
@@ -22,11 +23,28 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class LockedPackage:
-    """One wheel."""
+    """One wheel; `pure` tells whether it is for every machine ("-none-any" in its name)."""
 
     name: str
     version: str
     sha256: str
+    pure: bool = False
+
+
+@dataclass(frozen=True)
+class LockedDebian:
+    """What a payload takes from a suite of Debian's.
+
+    `packages` are its own, `python` what makes its bytecode on the machine `builder`, `emulators` what runs
+    its workloads there.
+    """
+
+    arch: str
+    suite: str
+    builder: str
+    packages: tuple[Package, ...]
+    python: tuple[Package, ...]
+    emulators: tuple[Package, ...]
 
 
 @dataclass(frozen=True)
@@ -36,10 +54,15 @@ class Lock:
     python: str
     requires: tuple[str, ...]
     packages: tuple[LockedPackage, ...]
+    debian: tuple[LockedDebian, ...] = ()
 
     def digest(self) -> str:
-        """Return a SHA-256 (hex) of all that decides the environment."""
-        return hashlib.sha256(dumps(self).encode()).hexdigest()
+        """Return a SHA-256 (hex) of all that decides the environment of this machine's payload."""
+        return hashlib.sha256(dumps(replace(self, debian=())).encode()).hexdigest()
+
+    def debian_for(self, arch: str) -> LockedDebian:
+        """Return what the payload `arch` takes from Debian; raises KeyError."""
+        return {part.arch: part for part in self.debian}[arch]
 
 
 def dumps(lock: Lock) -> str:
@@ -57,8 +80,18 @@ def dumps(lock: Lock) -> str:
             f"name = {quoted(package.name)}",
             f"version = {quoted(package.version)}",
             f"sha256 = {quoted(package.sha256)}",
+            *(["pure = true"] if package.pure else []),
         ]
+    for part in lock.debian:
+        lines += ["", "[[debian]]"]
+        lines += [f"{name} = {quoted(getattr(part, name))}" for name in _DEBIAN_TEXTS]
+        for name in _DEBIAN_LISTS:
+            rows = [quoted([p.name, p.version, p.sha256]) for p in getattr(part, name)]
+            lines += [f"{name} = [", *(f"    {row}," for row in rows), "]"]
     return "\n".join(lines) + "\n"
+
+
+_DEBIAN_TEXTS, _DEBIAN_LISTS = ("arch", "suite", "builder"), ("packages", "python", "emulators")
 
 
 def quoted(value: str | list[str]) -> str:
@@ -74,20 +107,31 @@ def loads(text: str, path: Path) -> Lock:
         if value["format"] != _FORMAT:
             raise LockError(f"{path}: lock format {value['format']} is not {_FORMAT}", again)
         packages = tuple(
-            LockedPackage(str(p["name"]), str(p["version"]), str(p["sha256"]))
+            LockedPackage(str(p["name"]), str(p["version"]), str(p["sha256"]), bool(p.get("pure")))
             for p in value.get("package", [])
         )
-        lock = Lock(str(value["python"]), tuple(map(str, value["requires"])), packages)
+        debian = tuple(_load_debian(part) for part in value.get("debian", []))
+        lock = Lock(str(value["python"]), tuple(map(str, value["requires"])), packages, debian)
     except tomllib.TOMLDecodeError as error:
         raise LockError(f"{path}: damaged: not valid TOML: {error}", again) from None
     except KeyError as error:
         raise LockError(f"{path}: damaged: {error} is missing", again) from None
-    except (TypeError, AttributeError):
+    except (TypeError, AttributeError, ValueError):
         raise LockError(f"{path}: damaged: a value has the wrong type", again) from None
-    for package in packages:
-        if not _HEX.fullmatch(package.sha256):
-            raise LockError(f"{path}: {package.name} has no SHA-256 digest", again)
+    taken = [p for part in debian for p in (*part.packages, *part.python, *part.emulators)]
+    for name, digest in [*((p.name, p.sha256) for p in packages), *((p.name, p.sha256) for p in taken)]:
+        if not _HEX.fullmatch(digest):
+            raise LockError(f"{path}: {name} has no SHA-256 digest", again)
     return lock
+
+
+def _load_debian(value: dict[str, Any]) -> LockedDebian:
+    texts = [str(value[name]) for name in _DEBIAN_TEXTS]
+    lists = [
+        tuple(Package(str(name), str(version), str(digest)) for name, version, digest in value[key])
+        for key in _DEBIAN_LISTS
+    ]
+    return LockedDebian(texts[0], texts[1], texts[2], *lists)
 
 
 def _again(path: Path) -> str:
@@ -110,6 +154,11 @@ def read_beside(recipe: Recipe) -> Lock | None:
     if (lock.python, lock.requires) != (recipe.python, recipe.requires):
         raise LockError(
             f"{recipe.lock_path} was made for other requirements than those in {recipe.path.name}",
+            _again(recipe.lock_path),
+        )
+    if {(part.arch, part.suite) for part in lock.debian} != set(recipe.debian.items()):
+        raise LockError(
+            f"{recipe.lock_path} was made for other payloads than those in {recipe.path.name}",
             _again(recipe.lock_path),
         )
     return lock
@@ -162,7 +211,13 @@ def _locked(item: dict[str, Any]) -> LockedPackage:
     digest = info.get("archive_info", {}).get("hashes", {}).get("sha256")
     if digest is None:
         digest = _hash_local(info, name)
-    return LockedPackage(re.sub(r"[-_.]+", "-", name).lower(), version, digest)
+    file = urllib.parse.urlsplit(info["url"]).path
+    return LockedPackage(normalized(name), version, digest, file.endswith("-none-any.whl"))
+
+
+def normalized(name: str) -> str:
+    """Return a distribution's name in its normal form (packaging.python.org, "Name format")."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _hash_local(info: dict[str, Any], name: str) -> str:

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,18 +111,19 @@ class ImageMeta:
 def pack(
     path: Path,
     meta: ImageMeta,
-    payload: PayloadMeta,
-    items: Iterable[Item],
+    payloads: Sequence[tuple[PayloadMeta, Iterable[Item]]],
     effort: Effort,
     cache: Path,
 ) -> str:
-    """Write `items` as an image to `path`; return its identity (hex).
+    """Write payloads with their items as an image to `path`; return its identity (hex).
+
+    What several payloads hold lies in the frames of the first of these.
 
     Compressed frames are kept in the folder `cache` by what they hold, so that what did not change is
     neither read nor compressed again. Raises OSError (disk full); `path` is then as it was.
     """
-    ordered = sorted(items, key=lambda i: (i.path, i.kind))
-    blobs, planned = _lay_out(ordered, effort.frame)
+    ordered = [(payload, _sorted(items)) for payload, items in payloads]
+    blobs, planned = _lay_out([items for _, items in ordered], effort.frame)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     cache.mkdir(parents=True, exist_ok=True)
     try:
@@ -133,7 +134,7 @@ def pack(
                 digest = hashlib.sha256(data).digest()
                 frames.append(fmt.Frame(file.tell(), len(data), raw_size, digest))
                 file.write(data)
-            index = _index(meta, payload, ordered, blobs, tuple(frames))
+            index = _index(meta, ordered, blobs, tuple(frames))
             identity = _finish(file, index, meta.bound_to, effort.level)
             file.flush()
             os.fsync(file.fileno())
@@ -146,10 +147,14 @@ def pack(
 
 def compress(items: Iterable[Item], effort: Effort, cache: Path) -> None:
     """Compress the frames of `items` into `cache`, where `pack` will find them."""
-    _, frames = _lay_out(sorted(items, key=lambda i: (i.path, i.kind)), effort.frame)
+    _, frames = _lay_out([_sorted(items)], effort.frame)
     cache.mkdir(parents=True, exist_ok=True)
     for _ in _compressed(frames, effort, cache):
         pass
+
+
+def _sorted(items: Iterable[Item]) -> list[Item]:
+    return sorted(items, key=lambda i: (i.path, i.kind))
 
 
 def _finish(file: Any, index: fmt.Index, bound_to: str, level: int) -> str:
@@ -188,21 +193,27 @@ class _Frame:
     size: int = 0
 
 
-def _lay_out(items: list[Item], frame_size: int) -> tuple[dict[str, tuple[int, fmt.Blob]], list[_Frame]]:
-    """Give every distinct content its place; return {sha256: (number, blob)} and the frames."""
-    by_group: dict[str, dict[str, _Source]] = {}
+def _lay_out(
+    payloads: Sequence[list[Item]], frame_size: int
+) -> tuple[dict[str, tuple[int, fmt.Blob]], list[_Frame]]:
+    """Give every distinct content its place; return {sha256: (number, blob)} and the frames.
+
+    A frame holds items of one group and of one payload, so that to unpack a payload reads little else.
+    """
+    by_group: dict[tuple[str, int], dict[str, _Source]] = {}
     seen: set[str] = set()
+    numbered = [(number, item) for number, items in enumerate(payloads) for item in items]
     # The agent's last: what others have too must not lie among what changes with the agent.
-    for item in sorted(items, key=lambda item: item.group == AGENT):
+    for number, item in sorted(numbered, key=lambda pair: pair[1].group == AGENT):
         for group, source in _sources(item):
             if source.sha256 not in seen:
                 seen.add(source.sha256)
-                by_group.setdefault(group, {})[source.sha256] = source
+                by_group.setdefault((group, number), {})[source.sha256] = source
     blobs: dict[str, tuple[int, fmt.Blob]] = {}
     frames: list[_Frame] = []
-    for group in sorted(by_group, key=lambda name: (name == AGENT, name)):
+    for group, number in sorted(by_group, key=lambda key: (key[0] == AGENT, key)):
         frame = _Frame(group, size=frame_size)  # a full one: the first blob begins another
-        for digest, source in by_group[group].items():
+        for digest, source in by_group[group, number].items():
             if source.size and (frame.size == frame_size or group == PAGES):
                 frame = _Frame(group)
                 frames.append(frame)
@@ -290,11 +301,24 @@ def read_parts(content: Parts, start: int, stop: int) -> bytes:
 
 def _index(
     meta: ImageMeta,
-    payload: PayloadMeta,
-    items: list[Item],
+    payloads: Sequence[tuple[PayloadMeta, list[Item]]],
     blobs: dict[str, tuple[int, fmt.Blob]],
     frames: tuple[fmt.Frame, ...],
 ) -> fmt.Index:
+    return fmt.Index(
+        name=meta.name,
+        version=meta.version,
+        created_by=meta.created_by,
+        network=meta.network,
+        env=meta.env,
+        frames=frames,
+        blobs=tuple(blob for _, blob in blobs.values()),
+        payloads=tuple(_payload(payload, items, blobs) for payload, items in payloads),
+        details=meta.details,
+    )
+
+
+def _payload(payload: PayloadMeta, items: list[Item], blobs: dict[str, tuple[int, fmt.Blob]]) -> fmt.Payload:
     packages = {name: number for number, (name, _) in enumerate(payload.packages)}
     reasons = {text: n for n, text in enumerate(sorted({item.reason for item in items}))}
     entries = tuple(
@@ -310,26 +334,14 @@ def _index(
         )
         for item in items
     )
-    return fmt.Index(
-        name=meta.name,
-        version=meta.version,
-        created_by=meta.created_by,
-        network=meta.network,
-        env=meta.env,
-        frames=frames,
-        blobs=tuple(blob for _, blob in blobs.values()),
-        payloads=(
-            fmt.Payload(
-                arch=payload.arch,
-                source=payload.source,
-                python=payload.python,
-                argv=payload.argv,
-                libdir=payload.libdir,
-                packages=tuple(fmt.Package(n, v) for n, v in payload.packages),
-                reasons=tuple(reasons),
-                entries=entries,
-                families=payload.families,
-            ),
-        ),
-        details=meta.details,
+    return fmt.Payload(
+        arch=payload.arch,
+        source=payload.source,
+        python=payload.python,
+        argv=payload.argv,
+        libdir=payload.libdir,
+        packages=tuple(fmt.Package(n, v) for n, v in payload.packages),
+        reasons=tuple(reasons),
+        entries=entries,
+        families=payload.families,
     )

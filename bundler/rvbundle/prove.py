@@ -12,10 +12,17 @@ from rvbundle import process
 from rvbundle.freeze import Frozen
 from rvbundle.recipe import Recipe, Workload
 from rvbundle.stage_agent import StagedAgent
-from rvbundle.trace import Trace, compare, explain_failure, run_again
+from rvbundle.trace import (
+    EMULATED_SLOWNESS,
+    Trace,
+    compare,
+    explain_failure,
+    launcher_environment,
+    processor_of,
+    run_again,
+)
 from rvbundle_runtime import families
 from rvbundle_runtime.errors import ProveError, TraceError
-from rvbundle_runtime.host import read_processor
 
 _LEFT_OUT = (
     "the agent may look for a file that was left out because nothing opened it: name it in [keep] files, "
@@ -28,7 +35,7 @@ def prove(recipe: Recipe, frozen: Frozen, agent: StagedAgent, trace: Trace, imag
 
     The store is a fresh one, so that nothing that another run restored can help.
     """
-    env, first = _kernels(trace)
+    env, first = _kernels(trace, frozen)
     with tempfile.TemporaryDirectory(prefix="rvbundle-prove-", dir=image.parent) as scratch:
         alone = Path(scratch) / "alone" / image.name  # no cold pack lies beside it
         alone.parent.mkdir()
@@ -38,7 +45,7 @@ def prove(recipe: Recipe, frozen: Frozen, agent: StagedAgent, trace: Trace, imag
             shutil.copyfile(image, alone)
         numbered = list(enumerate(recipe.workloads, 1))
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # each in a sandbox of its own
-            outputs = list(pool.map(lambda pair: _run(alone, pair[1], pair[0], Path(scratch)), numbered))
+            outputs = list(pool.map(lambda p: _run(alone, frozen, p[1], p[0], Path(scratch)), numbered))
         for (number, workload), found in zip(numbered, outputs, strict=True):
             if workload.golden:
                 expected = trace.workloads[number - 1].stdout
@@ -51,23 +58,24 @@ def prove(recipe: Recipe, frozen: Frozen, agent: StagedAgent, trace: Trace, imag
                     _explain_difference(recipe, frozen, agent, workload, number, env, expected, difference)
 
 
-def _kernels(trace: Trace) -> tuple[dict[str, str], dict[str, str]]:
+def _kernels(trace: Trace, frozen: Frozen) -> tuple[dict[str, str], dict[str, str]]:
     """Return what `run` without a cold pack holds numeric libraries to here, and what the record is of."""
-    processor = read_processor()
+    processor = processor_of(frozen)
     envs = [families.environment(family, processor) for family in trace.families]
     fit = [not families.why_not(family, processor) for family in trace.families]
     chosen = next((env for env, fits in zip(envs, fit, strict=True) if fits), {})
     return chosen, envs[0] if envs else {}
 
 
-def _run(image: Path, workload: Workload, number: int, scratch: Path) -> str:
+def _run(image: Path, frozen: Frozen, workload: Workload, number: int, scratch: Path) -> str:
+    which = ["--payload", frozen.arch] if frozen.emulators else []
     folder = scratch / f"run-{number}"
     folder.mkdir()
     done = process.run(
-        [sys.executable, "-m", "rvbundle", "run", image, "--", *workload.args],
-        env={**process.own_environment(), "RVBUNDLE_CACHE": str(scratch / "cache")},
+        [sys.executable, "-m", "rvbundle", "run", *which, image, "--", *workload.args],
+        env={**launcher_environment(frozen), "RVBUNDLE_CACHE": str(scratch / "cache")},
         cwd=folder,
-        timeout=workload.timeout,
+        timeout=workload.timeout * (EMULATED_SLOWNESS if frozen.emulators else 1),
         check=False,
     )
     try:

@@ -4,17 +4,20 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rvbundle.debian import ARCHITECTURES, is_suite
 from rvbundle_runtime.errors import RecipeError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ENTRY_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 TRIM_LEVELS = ("traced", "reachable", "none")
+WHEELS = "wheels"
+_DEBIAN = 'a suite of Debian\'s, such as "debian:trixie" or "debian:sid"'
 DEFAULT_TIMEOUT = 600.0  # seconds
 _LIMITS = {"timeout": 1e6, "tolerance": 1e6}  # eleven days; a relative difference
 
@@ -27,6 +30,7 @@ _KEYS: dict[str, dict[str, str]] = {
         "trim": "table",
         "keep": "table",
         "run": "table",
+        "payloads": "table",
     },
     "agent": {"name": "string", "version": "string", "entry": "string", "include": "list of strings"},
     "python": {"version": "string", "requires": "list of strings", "requirements": "string"},
@@ -34,6 +38,7 @@ _KEYS: dict[str, dict[str, str]] = {
     "trim": {"level": "string", "docstrings": "boolean"},
     "keep": {"modules": "list of strings", "files": "list of strings"},
     "run": {"network": "boolean", "env": "table of strings"},
+    "payloads": dict.fromkeys(ARCHITECTURES, "string"),
 }
 
 _CHECKS: dict[str, Callable[[Any], bool]] = {
@@ -59,7 +64,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A checked recipe. `sources` are the agent's files relative to `folder`, sorted."""
+    """A checked recipe. `sources` are the agent's files relative to `folder`, sorted.
+
+    `debian` {architecture: suite} are the payloads beside that of the machine that builds.
+    """
 
     path: Path
     name: str
@@ -76,6 +84,7 @@ class Recipe:
     keep_files: tuple[str, ...]
     network: bool
     env: dict[str, str]
+    debian: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -92,10 +101,9 @@ class Recipe:
         """Where `rvbundle lock` writes."""
         return self.path.with_suffix(".lock")
 
-    @property
-    def trace_path(self) -> Path:
-        """Where the trace record is kept once there is a lock."""
-        return self.path.with_suffix(".trace")
+    def trace_path(self, arch: str) -> Path:
+        """Return where the trace record of a payload is kept once there is a lock."""
+        return self.path.with_suffix(f".{arch}.trace" if arch in self.debian else ".trace")
 
 
 class _Reader:
@@ -282,7 +290,36 @@ def _interpret(reader: _Reader) -> Recipe:
         keep_files=tuple(keep.get("files", [])),
         network=bool(run.get("network", False)),
         env=dict(run.get("env", {})),
+        debian=_payloads(reader),
     )
+
+
+def _payloads(reader: _Reader) -> dict[str, str]:
+    """Return {architecture: suite} of the payloads that come from Debian."""
+    found: dict[str, str] = {}
+    machine = os.uname().machine
+    for arch, source in reader.table("payloads").items():
+        kind, colon, suite = source.partition(":")
+        if source == WHEELS:
+            if arch != machine:
+                raise reader.fail(
+                    "payloads",
+                    arch,
+                    f"wheels are for the machine that builds ({machine})",
+                    f"write {_DEBIAN}",
+                )
+        elif kind != "debian" or not colon or not is_suite(suite):
+            raise reader.fail("payloads", arch, f"{source!r} is no source of a payload", f"write {_DEBIAN}")
+        elif arch == machine:
+            raise reader.fail(
+                "payloads",
+                arch,
+                "the payload of the machine that builds is made of wheels",
+                f'write {arch} = "{WHEELS}", or leave it out',
+            )
+        else:
+            found[arch] = suite
+    return found
 
 
 def _python_version(reader: _Reader) -> str:

@@ -88,7 +88,11 @@ def measure(path: Path, place: CachePlace | None = None) -> dict[str, Any]:
             "packages": _sum_by(rows, "package"),
             "libraries": _sum_by([row for row in rows if row["what"] == "library"], "path"),
             "trimmed": sorted(trimmed.values(), key=lambda library: -int(library["size"])),
-            "whole": dict(index.details.get("whole", {})),
+            "whole": {
+                _label(index, arch, path): why
+                for arch, whole in index.details.get("whole", {}).items()
+                for path, why in whole.items()
+            },
             "parts": _parts([row for row in rows if row["side"] == "hot"]),
         }
 
@@ -105,7 +109,7 @@ def _rows(reader: Reader, side: str) -> list[dict[str, Any]]:
             package = payload.packages[entry.package].name if entry.package >= 0 else NO_PACKAGE
             rows.append(
                 {
-                    "path": entry.path,
+                    "path": _label(index, payload.arch, entry.path),
                     "package": _AGENT if entry.path.startswith("app/") else package,
                     "what": _what(entry),
                     "side": side,
@@ -117,32 +121,41 @@ def _rows(reader: Reader, side: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _restored(reader: Reader, place: CachePlace | None) -> dict[str, frozenset[int]]:
-    found: dict[str, frozenset[int]] = {}
+def _label(index: fmt.Index, arch: str, path: str) -> str:
+    """Return a path as reports show it: with its payload, if there are several."""
+    return path if len(index.payloads) == 1 else f"{arch}: {path}"
+
+
+_Place = tuple[str, str]  # architecture and path
+
+
+def _restored(reader: Reader, place: CachePlace | None) -> dict[_Place, frozenset[int]]:
+    found: dict[_Place, frozenset[int]] = {}
     for payload in reader.index().payloads if place else ():
         unpacked = store.find(place.base, reader.identity, payload.arch) if place else None
-        found |= store.restored_runs(unpacked) if unpacked else {}
+        runs = store.restored_runs(unpacked) if unpacked else {}
+        found |= {(payload.arch, path): numbers for path, numbers in runs.items()}
     return found
 
 
-def _trimmed(reader: Reader, restored: dict[str, frozenset[int]]) -> dict[str, dict[str, Any]]:
-    """Return {path: sizes, sections, map of pages} of every trimmed library."""
-    details = reader.index().details.get("trimmed", {})
+def _trimmed(reader: Reader, restored: dict[_Place, frozenset[int]]) -> dict[_Place, dict[str, Any]]:
+    """Return {architecture and path: sizes, sections, map of pages} of every trimmed library."""
     found = {}
     for payload in reader.index().payloads:
+        details = reader.index().details.get("trimmed", {}).get(payload.arch, {})
         for entry in payload.entries:
             if entry.kind == fmt.SPARSE and entry.path in details:
                 about = details[entry.path]
                 hot = [pair for piece in entry.pieces for pair in piece.ranges]
-                runs = sorted(restored.get(entry.path, ()))
+                runs = sorted(restored.get((payload.arch, entry.path), ()))
                 sections = [
                     {"name": name, "offset": offset, "size": size, "hot": hot_size, "cold": size - hot_size}
                     for name, offset, size, hot_size in about["sections"]
                 ]
                 for section, share in zip(sections, _shares(reader, entry, sections), strict=True):
                     section |= {"hot_compressed": round(share), "cold_compressed": 0}
-                found[entry.path] = {
-                    "path": entry.path,
+                found[payload.arch, entry.path] = {
+                    "path": _label(reader.index(), payload.arch, entry.path),
                     "size": about["size"],
                     "hot": about["hot"],
                     "sections": sections,
@@ -153,11 +166,11 @@ def _trimmed(reader: Reader, restored: dict[str, frozenset[int]]) -> dict[str, d
     return found
 
 
-def _add_cold(cold: Reader, trimmed: dict[str, dict[str, Any]]) -> None:
+def _add_cold(cold: Reader, trimmed: dict[_Place, dict[str, Any]]) -> None:
     for payload in cold.index().payloads:
         for entry in payload.entries:
-            if entry.kind == fmt.RANGES and entry.path in trimmed:
-                sections = trimmed[entry.path]["sections"]
+            if entry.kind == fmt.RANGES and (payload.arch, entry.path) in trimmed:
+                sections = trimmed[payload.arch, entry.path]["sections"]
                 for section, share in zip(sections, _shares(cold, entry, sections), strict=True):
                     section["cold_compressed"] = round(share)
 

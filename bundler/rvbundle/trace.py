@@ -6,12 +6,13 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from rvbundle.stage_agent import StagedAgent
 from rvbundle_runtime import families as families_
 from rvbundle_runtime.errors import SandboxError, TraceError
 from rvbundle_runtime.families import Family, Processor
+from rvbundle_runtime.host import read_processor
 
 _FORMAT = 2
+EMULATORS_VARIABLE = "RVBUNDLE_EMULATORS"  # where a launcher finds emulators before it looks elsewhere
 _TRACER, _RECORDS, _EXERCISE = "/trace/tracer.so", "/trace/pages", "/trace/exercise.py"  # as in traceall.c
 _TRACE_ALL, _PRELOAD = "/trace/traceall.so", "/etc/ld.so.preload"
 _PRELOAD_LIST = "preload.txt"  # among the records, whose names begin with %
@@ -130,24 +133,75 @@ def trace(recipe: Recipe, frozen: Frozen, agent: StagedAgent, processor: Process
         return Trace(workloads, extra, pages, whole, families)
 
 
+def processor_of(frozen: Frozen) -> Processor:
+    """Return the processor that workloads of a tree run on: for a foreign one, what is sure of any."""
+    return Processor() if frozen.emulators else read_processor()
+
+
+def check_same(recipe: Recipe, frozen: Frozen, native: Trace, found: Trace) -> None:
+    """Raise TraceError if a golden workload of another architecture prints something else than here."""
+    for number, workload in enumerate(recipe.workloads, 1):
+        if workload.golden:
+            expected, other = (record.workloads[number - 1].stdout for record in (native, found))
+            difference = compare(expected, other, workload.tolerance)
+            if difference:
+                raise TraceError(
+                    f"{_name(workload, number)} prints something else on {frozen.arch}:\n{difference}",
+                    "other versions and kernels round otherwise: set `tolerance` in its [[trace]] for "
+                    "numbers that may differ, or golden = false",
+                )
+
+
+def _name(workload: Workload, number: int) -> str:
+    return f"trace workload {number} ({' '.join(workload.args) or 'no arguments'})"
+
+
 def _run_all(
     recipe: Recipe, frozen: Frozen, agent: StagedAgent, watches: tuple[_Watch, ...]
 ) -> tuple[tuple[WorkloadTrace, ...], frozenset[str]]:
     """Run every workload once per watch, those of one workload side by side; also return all modules."""
-    records: list[WorkloadTrace] = []
-    modules: set[str] = set()
-    for number, workload in enumerate(recipe.workloads, 1):
+    numbered = list(enumerate(recipe.workloads, 1))
+    if not frozen.emulators:
+        records = [_run_workload(recipe, frozen, agent, w, n, watches) for n, w in numbered]
+    else:
+        # Slow, and of one family: side by side, each in a copy of the tree, so that what is opened can be
+        # told apart.
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            records = list(
+                pool.map(lambda p: _run_in_copy(recipe, frozen, agent, p[1], p[0], watches), numbered)
+            )
+    return tuple(records), frozenset(name for record in records for name in record.modules)
 
-        def run(watch: _Watch, workload: Workload = workload, number: int = number) -> str:
-            return _run_in_tree(recipe, frozen, agent, workload, number, watch)
 
-        with FileWatch(frozen.tree) as seen, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            outputs = list(pool.map(run, watches))
-        opened = tuple(sorted(seen.opened))
-        found = _modules(frozen, opened)
-        modules.update(found)
-        records.append(WorkloadTrace(workload.args, found, opened, outputs[0]))
-    return tuple(records), frozenset(modules)
+def _run_workload(
+    recipe: Recipe,
+    frozen: Frozen,
+    agent: StagedAgent,
+    workload: Workload,
+    number: int,
+    watches: tuple[_Watch, ...],
+) -> WorkloadTrace:
+    def run(watch: _Watch) -> str:
+        return _run_in_tree(recipe, frozen, agent, workload, number, watch)
+
+    with FileWatch(frozen.tree) as seen, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        outputs = list(pool.map(run, watches))
+    opened = tuple(sorted(seen.opened))
+    return WorkloadTrace(workload.args, _modules(frozen, opened), opened, outputs[0])
+
+
+def _run_in_copy(
+    recipe: Recipe,
+    frozen: Frozen,
+    agent: StagedAgent,
+    workload: Workload,
+    number: int,
+    watches: tuple[_Watch, ...],
+) -> WorkloadTrace:
+    with tempfile.TemporaryDirectory(prefix="tree-", dir=frozen.folder) as scratch:
+        shutil.copytree(frozen.tree, Path(scratch) / "tree", symlinks=True, copy_function=os.link)
+        copy = replace(frozen, folder=Path(scratch))
+        return _run_workload(recipe, copy, agent, workload, number, watches)
 
 
 def _exercise(
@@ -159,11 +213,14 @@ def _exercise(
     traced = sorted({name.partition(".")[0] for name in modules})
     words = ("/usr/bin/python3", _EXERCISE, json.dumps({"modules": kept, "traced": traced}))
     with FileWatch(frozen.tree) as seen:
-        _in_tree(recipe, frozen, agent, words, _EXERCISE_TIMEOUT, watch)
+        timeout = _EXERCISE_TIMEOUT * (EMULATED_SLOWNESS if frozen.emulators else 1)
+        _in_tree(recipe, frozen, agent, words, timeout, watch)
     return tuple(sorted(seen.opened))
 
 
 _EXERCISE_TIMEOUT = 300.0  # seconds
+# A workload's time limit is for this machine; emulated programs are 10 to 20 times slower.
+EMULATED_SLOWNESS = 20
 
 
 def _read_records(folder: Path) -> tuple[dict[str, PageTrace], dict[str, str]]:
@@ -207,7 +264,8 @@ def _run_in_tree(
     number: int,
     watch: _Watch,
 ) -> str:
-    done = _in_tree(recipe, frozen, agent, (*agent.argv, *workload.args), workload.timeout, watch)
+    timeout = workload.timeout * (EMULATED_SLOWNESS if frozen.emulators else 1)
+    done = _in_tree(recipe, frozen, agent, (*agent.argv, *workload.args), timeout, watch)
     _raise_sandbox_error(done)
     explain_failure(done, workload, number, "the frozen tree")
     return done.stdout.decode("utf-8", "replace")
@@ -245,12 +303,18 @@ def _in_tree(
     with tempfile.TemporaryDirectory(prefix="rvbundle-trace-") as scratch:
         return process.run(
             [sys.executable, "-m", "rvbundle.run_tree"],
-            env=process.own_environment(),
+            env=launcher_environment(frozen),
             cwd=Path(scratch),
             stdin=json.dumps(request).encode(),
             timeout=timeout,
             check=False,
         )
+
+
+def launcher_environment(frozen: Frozen) -> dict[str, str]:
+    """Return the environment for a child that runs programs of `frozen`."""
+    env = process.own_environment()
+    return {**env, EMULATORS_VARIABLE: str(frozen.emulators)} if frozen.emulators else env
 
 
 def _raise_sandbox_error(done: process.Finished) -> None:
@@ -263,7 +327,7 @@ def _raise_sandbox_error(done: process.Finished) -> None:
 
 def explain_failure(done: process.Finished, workload: Workload, number: int, where: str) -> None:
     """Raise TraceError if a workload did not end with exit code 0 in time."""
-    name = f"trace workload {number} ({' '.join(workload.args) or 'no arguments'})"
+    name = _name(workload, number)
     if done.timed_out:
         raise TraceError(
             f"{name} did not end within {workload.timeout:g} s in {where}{_tail(done)}",

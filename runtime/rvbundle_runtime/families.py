@@ -68,6 +68,33 @@ _X86_64 = (
         (*_NUMPY_AVX2, *_NUMPY_AVX512),
     ),
 )
+# Of these architectures one family each, which every processor can run. Sources: OpenBLAS's
+# driver/others/dynamic_riscv64.c and dynamic_arm64.c, OPENSSL_riscvcap(3), OPENSSL_armcap (crypto/armcap.c:
+# 1 is NEON), oneDNN's "CPU Dispatcher Control". A riscv64 core type for vectors of another length than the
+# processor's computes nonsense without an error, so the vector kernels are never asked for by name.
+_RISCV64 = (
+    Family(
+        "generic",
+        (),
+        {"OPENBLAS_CORETYPE": "RISCV64_GENERIC", "OPENSSL_riscvcap": "rv64gc"},
+        (),
+    ),
+)
+_NUMPY_ARM = ("ASIMDHP", "ASIMDDP", "ASIMDFHM", "SVE")
+_AARCH64 = (
+    Family(
+        "armv8",
+        (),
+        {
+            "ATEN_CPU_CAPABILITY": "default",
+            "ONEDNN_MAX_CPU_ISA": "ADVSIMD",
+            "OPENBLAS_CORETYPE": "ARMV8",
+            "OPENSSL_armcap": "1",
+        },
+        _NUMPY_ARM,
+    ),
+)
+_FAMILIES = {"x86_64": _X86_64, "riscv64": _RISCV64, "aarch64": _AARCH64}
 # What numpy must find before it may be told not to use it: it warns of features that are not there.
 _NUMPY_NEEDS: dict[str, tuple[str, ...]] = {
     "AVX": ("avx",),
@@ -78,6 +105,7 @@ _NUMPY_NEEDS: dict[str, tuple[str, ...]] = {
     "AVX512F": ("avx512f",),
     "AVX512CD": ("avx512f", "avx512cd"),
 }
+_NUMPY_NEEDS |= {name: (name.lower(),) for name in _NUMPY_ARM}
 _NUMPY_NEEDS["AVX512_SKX"] = ("avx512f", "avx512cd", "avx512vl", "avx512bw", "avx512dq")
 _NUMPY_NEEDS["X86_V4"] = _NUMPY_NEEDS["AVX512_SKX"]
 _NUMPY_NEEDS["AVX512_CLX"] = (*_NUMPY_NEEDS["AVX512_SKX"], "avx512_vnni")
@@ -103,7 +131,7 @@ def to_trace(arch: str, processor: Processor, numpy_dispatch: tuple[str, ...]) -
     `numpy_dispatch` are the features that the payload's numpy can pick among; it warns of others.
     """
     found = []
-    for family in _X86_64 if arch == "x86_64" else ():
+    for family in _FAMILIES.get(arch, ()):
         if processor.flags.issuperset(family.needs):
             vendor = processor.vendor if family.vendor else ""
             off = tuple(name for name in family.numpy if name in numpy_dispatch)

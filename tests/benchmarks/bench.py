@@ -170,7 +170,7 @@ def build_rows(bench: Bench) -> list[Row]:
 def kept_rows(bench: Bench) -> list[Row]:
     """Measure what is left of libtorch_cpu.so, and what another image needs."""
     report = json.loads(bench.rvbundle("inspect", bench.image, "--json").stdout)
-    about = report["details"]["trimmed"][TORCH]
+    about = report["details"]["trimmed"][report["payloads"][0]["arch"]][TORCH]
     text = next(row for row in about["sections"] if row[0] == ".text")
     share = text[3] / text[2]
     bench.rvbundle("run", bench.image, "--", "--episodes", "1")  # unpacked, the table can be read

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,12 @@ def build(
     name: str = "demo",
     effort: Effort = EFFORT,
     families: tuple[Family, ...] = (),
+    others: Mapping[str, Iterable[Item]] | None = None,
 ) -> str:
-    """Pack `items` into an image (or cold pack) at `path`; return its identity."""
+    """Pack `items` into an image (or cold pack) at `path`; return its identity.
+
+    `others` are the items of further payloads, by architecture.
+    """
     meta = ImageMeta(
         name=name,
         version="1.0",
@@ -92,8 +96,11 @@ def build(
         details={"trim": "traced"} if details is None else details,
         bound_to=bound_to,
     )
-    payload = PayloadMeta(arch, "wheels", "3.11.7", argv, "usr/lib/lib", (("numpy", "2.4.6"),), families)
-    return pack(path, meta, payload, items, effort, path.parent / "frames")
+    payloads = [
+        (PayloadMeta(arch, "wheels", "3.11.7", argv, "usr/lib/lib", (("numpy", "2.4.6"),), families), items)
+        for arch, items in {arch: items, **(others or {})}.items()
+    ]
+    return pack(path, meta, payloads, effort, path.parent / "frames")
 
 
 def read_index(image: Path) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def test_frames_of_another_level_are_not_reused(tmp_path: Path) -> None:
     items = [item("a", os.urandom(100) * 200)]
     for level in (1, 19):
         effort = packing.Effort(level, 4 << 20)
-        packing.pack(tmp_path / f"{level}.rvb", meta, payload, items, effort, tmp_path / "frames")
+        packing.pack(tmp_path / f"{level}.rvb", meta, [(payload, items)], effort, tmp_path / "frames")
     assert len(list((tmp_path / "frames").iterdir())) == 2
 
 
