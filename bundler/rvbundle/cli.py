@@ -295,6 +295,14 @@ def shell(image: _ImagePath) -> int:
     return launch.run(read_host(), options, _place(), entry=("/usr/bin/python3",))
 
 
+@app.command(epilog="Example: rvbundle doctor")
+def doctor(as_json: _Json = False) -> int:
+    """Say what this machine lacks to run images well, and what to do about it."""
+    from rvbundle_runtime import doctor as examination
+
+    return examination.main(["--json"] if as_json else [])
+
+
 @cache_app.command("ls")
 def cache_ls(as_json: _Json = False) -> None:
     """List unpacked images and build stages, with their sizes."""

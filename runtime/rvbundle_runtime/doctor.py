@@ -1,0 +1,324 @@
+"""`rvbundle doctor`: what this machine lacks to run images well, and what to do about it.
+
+Pure, but for `main`: `checkup.py` reads the facts, `examine` judges them.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from rvbundle_runtime.checkup import ROOT_ONLY, Facts, read_facts
+from rvbundle_runtime.errors import HostError, UsageError
+from rvbundle_runtime.host import read_host
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+
+# memfd_create(2), and what Debian's glibc for riscv64 is built for.
+_KERNEL_MIN = {"x86_64": (3, 17), "aarch64": (3, 17), "riscv64": (4, 15)}
+_KERNEL_BINFMT = (6, 7)  # since then binfmt_misc can be mounted in a user namespace
+_PAGE = 4096  # bytes: what libraries are laid out for and trimmed by, but for aarch64 (64 KiB)
+_FREE_FAIL, _FREE_WARN = 16 << 20, 512 << 20  # bytes: the store's spare, and an unpacked agent with torch
+_MEMORY_WARN = 512 << 20  # bytes: recipes/cartpole-policy-gradient peaks at 278 MiB (make bench)
+_SHM_WARN = 64 << 20  # bytes: what Docker gives to a container
+# What numeric libraries pick their kernels by, in the kernel's words.
+_FEATURES = {
+    "x86_64": ("sse4_2", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16"),
+    "aarch64": ("asimd", "bf16", "i8mm", "sve", "sve2"),
+}
+_RISCV_BASE = "imafdc"  # rv64gc, which Debian is built for
+_RISCV_FEATURES = ("zvl", "zvfh", "zvfbf", "zfh", "zba", "zbb", "zbs")  # names that begin like these
+_CONTAINERS = {
+    "docker": "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+    "--security-opt systempaths=unconfined",
+    "podman": "podman run --security-opt seccomp=unconfined --security-opt unmask=ALL",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: how bad it is, what it is about, what was found, and what to do ("" for nothing)."""
+
+    level: str
+    topic: str
+    text: str
+    advice: str = ""
+
+
+def examine(facts: Facts) -> tuple[Finding, ...]:
+    """Judge `facts`; every topic has a finding, the good ones too."""
+    return (
+        _kernel(facts),
+        *_sandbox(facts),
+        _binfmt(facts),
+        _page_size(facts),
+        _addresses(facts),
+        *_processors(facts),
+        _memory(facts),
+        _store(facts),
+        _shared_memory(facts),
+        _decoder(facts),
+    )
+
+
+def _kernel(facts: Facts) -> Finding:
+    name = f"Linux {facts.kernel} on {facts.arch}"
+    least = _KERNEL_MIN.get(facts.arch)
+    if least is None:
+        known = ", ".join(sorted(_KERNEL_MIN))
+        return Finding(FAIL, "kernel", f"{name}: there are payloads for {known} only", "use such a machine")
+    if _version(facts.kernel) < least:
+        return Finding(
+            FAIL, "kernel", f"{name} is too old", f"use Linux {least[0]}.{least[1]} or newer ({_KERNEL_WHY})"
+        )
+    return Finding(OK, "kernel", name)
+
+
+_KERNEL_WHY = "what payloads' C library and rvbundle call is not in older ones"
+
+
+def _version(kernel: str) -> tuple[int, int]:
+    """Read major and minor version of a kernel's release; what can't be read counts as new."""
+    found = re.match(r"(\d+)\.(\d+)", kernel)
+    return (int(found[1]), int(found[2])) if found else (99, 0)
+
+
+def _sandbox(facts: Facts) -> Iterator[Finding]:
+    confinement = facts.confinement
+    if facts.namespaces_denied and facts.uid:
+        advice = f"{facts.namespaces_fix}{_container_advice(facts)}"
+        advice += "; or, if you trust the agent as you trust yourself: rvbundle run --no-sandbox"
+        yield Finding(FAIL, "namespaces", f"no user namespaces: {facts.namespaces_denied}", advice)
+        return
+    if facts.namespaces_denied:
+        text = f"no user namespaces: {facts.namespaces_denied}; root can do without, other users can't"
+        yield Finding(WARN, "namespaces", text, facts.namespaces_fix)
+    else:
+        yield Finding(OK, "namespaces", "user namespaces can be had, and mounts in them")
+    if confinement.failed:
+        advice = f"{confinement.hint or 'see the kernel log (dmesg)'}{_container_advice(facts)}"
+        yield Finding(FAIL, "sandbox", confinement.failed, advice)
+    elif confinement.shared_proc:
+        text = "it can be made, but agents see the processes of this container: no new /proc is allowed"
+        yield Finding(
+            WARN, "sandbox", text, f"nothing, or{_container_advice(facts)[1:]}" if _engine(facts) else ""
+        )
+    else:
+        yield Finding(OK, "sandbox", "it can be made")
+
+
+def _engine(facts: Facts) -> str:
+    return facts.container if facts.container in _CONTAINERS else ""
+
+
+def _container_advice(facts: Facts) -> str:
+    """Return what to add to an advice where a container's engine may be what denies something."""
+    if _engine(facts):
+        return f"; in this container: start it with {_CONTAINERS[facts.container]}"
+    if facts.container:
+        return f"; in this container ({facts.container}): let its engine allow user namespaces and mounts"
+    if facts.seccomp:
+        return "; a seccomp filter is in force here: what set it up (a container engine?) must allow them"
+    return ""
+
+
+def _binfmt(facts: Facts) -> Finding:
+    why = facts.confinement.binfmt
+    if not why and not facts.confinement.failed:
+        return Finding(
+            OK, "binfmt", "a sandbox can have a binfmt_misc of its own: children are emulated by the kernel"
+        )
+    advice = "nothing: children of emulated agents are started through the emulator by a preloaded library"
+    if facts.confinement.failed:
+        why = "it needs the sandbox"
+    elif why != ROOT_ONLY and _version(facts.kernel) < _KERNEL_BINFMT:
+        why = f"user namespaces have none before Linux 6.7 (this is {facts.kernel})"
+    elif why == _NO_DEVICE:
+        why = "this kernel has no binfmt_misc"
+        advice = f"sudo modprobe binfmt_misc; or {advice}"
+    return Finding(WARN, "binfmt", f"no binfmt_misc in a sandbox: {why}", advice)
+
+
+_NO_DEVICE = "No such device"  # ENODEV of mount(2): the file system's type is not known
+
+
+def _page_size(facts: Facts) -> Finding:
+    text = f"{facts.page_size >> 10} KiB"
+    if facts.page_size == _PAGE:
+        return Finding(OK, "page size", text)
+    if facts.arch != "aarch64":
+        return Finding(
+            FAIL,
+            "page size",
+            f"{text}: payloads for {facts.arch} need 4 KiB",
+            "boot a kernel with pages of 4 KiB",
+        )
+    # box64 refuses to start unless it was built for the size. QEMU (9 and newer) copies what it can't map;
+    # but only whole pages of the kernel can be protected: beside present pages of a trimmed library its
+    # absent ones would be readable, as zeros.
+    return Finding(
+        WARN,
+        "page size",
+        f"{text}: arm64 payloads run (they are laid out for up to 64 KiB); "
+        "emulated x86_64 and riscv64 ones need 4 KiB",
+        "to emulate, boot a kernel with pages of 4 KiB (Raspberry Pi 5: kernel=kernel8.img in "
+        "/boot/firmware/config.txt)",
+    )
+
+
+def _addresses(facts: Facts) -> Finding:
+    mode = re.search(r"^mmu\s*:\s*sv(\d+)", facts.cpuinfo, re.MULTILINE) if facts.arch == "riscv64" else None
+    if mode:
+        bits, name = int(mode[1]) - 1, f"Sv{mode[1]}, "  # half of them are the kernel's
+    else:
+        bits, name = facts.top_address.bit_length(), ""
+    text = f"{name}programs have {bits} bits"
+    if bits < 47:
+        text += (
+            ": enough, for nothing of an image has a fixed address; "
+            f"other emulated programs that ask for addresses above 2^{bits} fail"
+        )
+    return Finding(OK, "addresses", text)
+
+
+def _processors(facts: Facts) -> Iterator[Finding]:
+    count = facts.processors
+    features = _features(facts)
+    text = (
+        f"{count.usable} of {count.online} may be used; {', '.join(features) or 'no vector extension known'}"
+    )
+    missing = _missing(facts, features)
+    if missing:
+        level = FAIL if facts.arch == "riscv64" else WARN
+        yield Finding(level, "processors", f"{text}; {missing[0]}", missing[1])
+    else:
+        yield Finding(OK, "processors", text)
+    if count.quota is not None and count.quota < count.usable:
+        threads = max(1, int(count.quota))
+        yield Finding(
+            WARN,
+            "processors",
+            f"the control group gives the time of {count.quota:g} of them; "
+            "numeric libraries start a thread for each that may be used",
+            f"rvbundle run --env OMP_NUM_THREADS={threads}, or raise the limit",
+        )
+
+
+def _features(facts: Facts) -> list[str]:
+    """Return the features of the first processor that numeric libraries care about."""
+    if facts.arch == "riscv64":
+        letters, names = _riscv_isa(facts)
+        found = [f"rv64{letters}"] if letters else []
+        if letters and "v" not in letters:
+            found.append("no vector extension: numeric code is scalar")
+        return found + [name for name in names if name.startswith(_RISCV_FEATURES)]
+    line = re.search(r"^(?:flags|Features)\s*:(.*)", facts.cpuinfo, re.MULTILINE)
+    have = line[1].split() if line else []
+    return [name for name in _FEATURES.get(facts.arch, ()) if name in have]
+
+
+def _riscv_isa(facts: Facts) -> tuple[str, list[str]]:
+    """Return the one-letter extensions and the other ones of the `isa` line (rv64imafdc_zicsr_...)."""
+    line = re.search(r"^isa\s*:\s*rv64(\S*)", facts.cpuinfo, re.MULTILINE)
+    letters, *names = line[1].lower().split("_") if line else [""]
+    return letters, names
+
+
+def _missing(facts: Facts, features: list[str]) -> tuple[str, str] | None:
+    """Return what the processor lacks, and what to do; None if nothing that matters."""
+    if facts.arch == "riscv64":
+        letters, _ = _riscv_isa(facts)
+        lacking = [letter for letter in _RISCV_BASE if letter not in letters] if letters else []
+        if lacking:
+            return f"without {', '.join(lacking)}", "payloads are built for rv64gc: use a board that has it"
+    if facts.arch == "x86_64" and facts.cpuinfo and "sse4_2" not in features:
+        return (
+            "no SSE4.2: kernels of numeric libraries that builds trace need it",
+            "keep the cold pack at hand",
+        )
+    return None
+
+
+def _memory(facts: Facts) -> Finding:
+    memory = facts.memory
+    usable = memory.available if memory.limit is None else min(memory.available, memory.limit)
+    text = f"{_mib(usable)} available of {_mib(memory.total)}"
+    if memory.limit is not None:
+        text += f", the control group allows {_mib(memory.limit)}"
+    if usable < _MEMORY_WARN:
+        return Finding(
+            WARN, "memory", f"{text}: an agent with torch may not fit", "end other programs, or add swap"
+        )
+    return Finding(OK, "memory", text)
+
+
+def _store(facts: Facts) -> Finding:
+    place = facts.store
+    if place.unusable:
+        advice = "set RVBUNDLE_CACHE to a folder of yours on a file system that is not read-only or noexec"
+        return Finding(FAIL, "store", f"images can't be unpacked and run: {place.unusable}", advice)
+    text = f"{place.base} ({place.reason}), {_mib(place.free)} free"
+    advice = "free some space (rvbundle cache prune), or set RVBUNDLE_CACHE to a folder on a larger disk"
+    if place.free < _FREE_FAIL:
+        return Finding(FAIL, "store", f"{text}: too little for any image", advice)
+    if place.free < _FREE_WARN:
+        return Finding(WARN, "store", f"{text}: an agent with torch may not fit", advice)
+    return Finding(OK, "store", text)
+
+
+def _shared_memory(facts: Facts) -> Finding:
+    if facts.shm_free is None:
+        text = "there is no /dev/shm: with --no-sandbox, processes can't share memory (a sandbox has its own)"
+        return Finding(WARN, "/dev/shm", text, "sudo mount -t tmpfs -o mode=1777 tmpfs /dev/shm")
+    text = f"{_mib(facts.shm_free)} free"
+    if facts.shm_free < _SHM_WARN:
+        text += ": little for processes that share tensors, with --no-sandbox (a sandbox has its own)"
+        advice = (
+            "docker run --shm-size 1g"
+            if facts.container == "docker"
+            else "sudo mount -o remount,size=50% /dev/shm"
+        )
+        return Finding(WARN, "/dev/shm", text, advice)
+    return Finding(OK, "/dev/shm", text)
+
+
+def _decoder(facts: Facts) -> Finding:
+    if facts.zstd:
+        return Finding(FAIL, "zstd", facts.zstd, "pip install zstandard, or use Python 3.14 or newer")
+    return Finding(OK, "zstd", "images can be decoded")
+
+
+def _mib(size: int) -> str:
+    return f"{size >> 20} MiB"
+
+
+USAGE = """\
+usage: doctor [--json]
+
+Say what this machine lacks to run images well, and what to do about it."""
+
+
+def main(argv: list[str]) -> int:
+    """Print the findings; return 0, or HostError's exit code if one is a failure. Raises UsageError."""
+    if {"-h", "--help"} & set(argv):
+        print(USAGE)
+        return 0
+    for word in argv:
+        if word != "--json":
+            raise UsageError(f"doctor: no such option: {word}", "the only one is --json")
+    findings = examine(read_facts(read_host()))
+    if argv:
+        import json
+
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        sys.stdout.write("".join(f"{line}\n" for finding in findings for line in to_lines(finding)))
+    return HostError.exit_code if any(finding.level == FAIL for finding in findings) else 0
+
+
+def to_lines(finding: Finding) -> list[str]:
+    """Return a finding as text: a line, and one with what to do if something is to be done."""
+    lines = [f"{finding.level:<4}  {finding.topic:<10}  {finding.text}"]
+    if finding.advice:
+        lines.append(f"{'':18}-> {finding.advice}")
+    return lines

@@ -1,0 +1,455 @@
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rvbundle_runtime import doctor
+from rvbundle_runtime.checkup import ROOT_ONLY, Confinement, Facts, Memory, Processors, StorePlace
+from rvbundle_runtime.doctor import FAIL, OK, WARN, Finding, examine
+from rvbundle_runtime.errors import UsageError
+
+X86_CPUINFO = (
+    "processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu sse4_2 popcnt fma avx2 avx512f amx_bf16\n"
+)
+ARM_CPUINFO = "processor\t: 0\nBogoMIPS\t: 108.00\nFeatures\t: fp asimd sve bf16 i8mm\n"
+# StarFive JH7110 (VisionFive 2) and SpacemiT K1 (Banana Pi F3), as their kernels say it.
+VISIONFIVE = "processor\t: 0\nhart\t\t: 1\nisa\t\t: rv64imafdc_zicntr_zicsr_zba_zbb\nmmu\t\t: sv39\n"
+BANANA_PI = "processor\t: 0\nisa\t\t: rv64imafdcv_zicbom_zba_zbb_zbs_zvfh_zvl128b_zvl256b\nmmu\t\t: sv39\n"
+
+PRELOADED = "nothing: children of emulated agents are started through the emulator by a preloaded library"
+TRUST = " or, if you trust the agent as you trust yourself: rvbundle run --no-sandbox"
+ENOUGH = ": enough, for nothing of an image has a fixed address; "
+ENOUGH += "other emulated programs that ask for addresses above"
+
+GOOD = Facts(
+    arch="x86_64",
+    kernel="6.12.48+deb13-amd64",
+    page_size=4096,
+    uid=1000,
+    namespaces_denied="",
+    namespaces_fix="",
+    confinement=Confinement(),
+    cpuinfo=X86_CPUINFO,
+    processors=Processors(4, 4),
+    top_address=0x7FFC_8F2C_A000,
+    memory=Memory(8 << 30, 6 << 30),
+    store=StorePlace("/home/me/.cache/rvbundle", "your cache folder", "", 50 << 30),
+    shm_free=4 << 30,
+)
+VISIONFIVE_2 = replace(
+    GOOD, arch="riscv64", kernel="6.6.20-starfive", cpuinfo=VISIONFIVE, top_address=0x3F_FFE6_B000
+)
+PI_5 = replace(
+    GOOD,
+    arch="aarch64",
+    kernel="6.12.47+rpt-rpi-2712",
+    page_size=16384,
+    cpuinfo=ARM_CPUINFO,
+    top_address=1 << 47,
+)
+
+
+def denied(why: str, fix: str, **others: Any) -> Facts:
+    """Return facts of a machine whose kernel denies user namespaces."""
+    return replace(
+        GOOD, namespaces_denied=why, namespaces_fix=fix, confinement=Confinement(why, fix), **others
+    )
+
+
+def test_a_good_machine_has_only_good_lines() -> None:
+    findings = examine(GOOD)
+    assert [f.level for f in findings] == [OK] * len(findings)
+    assert not any(f.advice for f in findings)
+    topics = "kernel namespaces sandbox binfmt|page size|addresses processors memory store /dev/shm zstd"
+    assert [f.topic for f in findings] == [
+        t for part in topics.split("|") for t in ([part] if part == "page size" else part.split())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "topic", "text", "advice"),
+    [
+        pytest.param(GOOD, OK, "kernel", "Linux 6.12.48+deb13-amd64 on x86_64", "", id="kernel"),
+        pytest.param(
+            replace(GOOD, arch="armv7l"),
+            FAIL,
+            "kernel",
+            "Linux 6.12.48+deb13-amd64 on armv7l: there are payloads for aarch64, riscv64, x86_64 only",
+            "use such a machine",
+            id="architecture",
+        ),
+        pytest.param(
+            replace(VISIONFIVE_2, kernel="4.9.0"),
+            FAIL,
+            "kernel",
+            "Linux 4.9.0 on riscv64 is too old",
+            "use Linux 4.15 or newer (what payloads' C library and rvbundle call is not in older ones)",
+            id="kernel too old",
+        ),
+        pytest.param(
+            replace(GOOD, kernel="strange"), OK, "kernel", "Linux strange on x86_64", "", id="kernel odd"
+        ),
+        pytest.param(
+            denied(
+                "the kernel allows none (user.max_user_namespaces is 0)",
+                "sudo sysctl -w user.max_user_namespaces=15000",
+            ),
+            FAIL,
+            "namespaces",
+            "no user namespaces: the kernel allows none (user.max_user_namespaces is 0)",
+            f"sudo sysctl -w user.max_user_namespaces=15000;{TRUST}",
+            id="namespaces denied",
+        ),
+        pytest.param(
+            denied("operation not permitted", "allow user namespaces on this machine", container="docker"),
+            FAIL,
+            "namespaces",
+            "no user namespaces: operation not permitted",
+            "allow user namespaces on this machine; in this container: start it with docker run "
+            "--security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+            f"--security-opt systempaths=unconfined;{TRUST}",
+            id="namespaces denied in docker",
+        ),
+        pytest.param(
+            denied("operation not permitted", "allow user namespaces on this machine", container="lxc"),
+            FAIL,
+            "namespaces",
+            "no user namespaces: operation not permitted",
+            "allow user namespaces on this machine; in this container (lxc): let its engine allow user "
+            f"namespaces and mounts;{TRUST}",
+            id="namespaces denied in another container",
+        ),
+        pytest.param(
+            denied("operation not permitted", "allow them", seccomp=2),
+            FAIL,
+            "namespaces",
+            "no user namespaces: operation not permitted",
+            "allow them; a seccomp filter is in force here: what set it up (a container engine?) must allow "
+            f"them;{TRUST}",
+            id="namespaces denied by seccomp",
+        ),
+        pytest.param(
+            replace(
+                denied("the kernel allows none", "sudo sysctl -w x=1", uid=0),
+                confinement=Confinement(root_only=True, binfmt=ROOT_ONLY),
+            ),
+            WARN,
+            "namespaces",
+            "no user namespaces: the kernel allows none; root can do without, other users can't",
+            "sudo sysctl -w x=1",
+            id="namespaces denied to root",
+        ),
+        pytest.param(
+            replace(
+                denied("the kernel allows none", "fix", uid=0),
+                confinement=Confinement(root_only=True, binfmt=ROOT_ONLY),
+            ),
+            WARN,
+            "binfmt",
+            "no binfmt_misc in a sandbox: without a user namespace it would be the machine's own",
+            PRELOADED,
+            id="binfmt as root",
+        ),
+        pytest.param(
+            replace(
+                GOOD, confinement=Confinement("sandbox: could not mount /dev: Permission denied", "look")
+            ),
+            FAIL,
+            "sandbox",
+            "sandbox: could not mount /dev: Permission denied",
+            "look",
+            id="sandbox fails",
+        ),
+        pytest.param(
+            replace(
+                GOOD, confinement=Confinement("sandbox: start: No space left on device"), container="podman"
+            ),
+            FAIL,
+            "sandbox",
+            "sandbox: start: No space left on device",
+            "see the kernel log (dmesg); in this container: start it with podman run "
+            "--security-opt seccomp=unconfined --security-opt unmask=ALL",
+            id="sandbox fails in podman",
+        ),
+        pytest.param(
+            replace(GOOD, confinement=Confinement("it failed")),
+            WARN,
+            "binfmt",
+            "no binfmt_misc in a sandbox: it needs the sandbox",
+            PRELOADED,
+            id="binfmt without sandbox",
+        ),
+        pytest.param(
+            replace(GOOD, confinement=Confinement(shared_proc=True), container="docker"),
+            WARN,
+            "sandbox",
+            "it can be made, but agents see the processes of this container: no new /proc is allowed",
+            "nothing, or in this container: start it with docker run --security-opt seccomp=unconfined "
+            "--security-opt apparmor=unconfined --security-opt systempaths=unconfined",
+            id="proc is shared",
+        ),
+        pytest.param(
+            replace(VISIONFIVE_2, confinement=Confinement(binfmt="Operation not permitted")),
+            WARN,
+            "binfmt",
+            "no binfmt_misc in a sandbox: user namespaces have none before Linux 6.7 "
+            "(this is 6.6.20-starfive)",
+            PRELOADED,
+            id="binfmt before 6.7",
+        ),
+        pytest.param(
+            replace(GOOD, confinement=Confinement(binfmt="No such device")),
+            WARN,
+            "binfmt",
+            "no binfmt_misc in a sandbox: this kernel has no binfmt_misc",
+            f"sudo modprobe binfmt_misc; or {PRELOADED}",
+            id="binfmt not in the kernel",
+        ),
+        pytest.param(
+            replace(GOOD, confinement=Confinement(binfmt="Operation not permitted")),
+            WARN,
+            "binfmt",
+            "no binfmt_misc in a sandbox: Operation not permitted",
+            PRELOADED,
+            id="binfmt denied",
+        ),
+        pytest.param(
+            PI_5,
+            WARN,
+            "page size",
+            "16 KiB: arm64 payloads run (they are laid out for up to 64 KiB); emulated x86_64 and riscv64 "
+            "ones need 4 KiB",
+            "to emulate, boot a kernel with pages of 4 KiB (Raspberry Pi 5: kernel=kernel8.img in "
+            "/boot/firmware/config.txt)",
+            id="pages of 16 KiB on arm64",
+        ),
+        pytest.param(
+            replace(VISIONFIVE_2, page_size=65536),
+            FAIL,
+            "page size",
+            "64 KiB: payloads for riscv64 need 4 KiB",
+            "boot a kernel with pages of 4 KiB",
+            id="pages of 64 KiB on riscv64",
+        ),
+        pytest.param(GOOD, OK, "addresses", "programs have 47 bits", "", id="addresses"),
+        pytest.param(
+            VISIONFIVE_2,
+            OK,
+            "addresses",
+            f"Sv39, programs have 38 bits{ENOUGH} 2^38 fail",
+            "",
+            id="sv39",
+        ),
+        pytest.param(
+            replace(VISIONFIVE_2, cpuinfo=VISIONFIVE.replace("sv39", "sv48")),
+            OK,
+            "addresses",
+            "Sv48, programs have 47 bits",
+            "",
+            id="sv48",
+        ),
+        pytest.param(
+            replace(VISIONFIVE_2, cpuinfo=""),
+            OK,
+            "addresses",
+            f"programs have 38 bits{ENOUGH} 2^38 fail",
+            "",
+            id="sv39 by the stack",
+        ),
+        pytest.param(
+            replace(PI_5, top_address=0x7F_FFFF_F000),
+            OK,
+            "addresses",
+            f"programs have 39 bits{ENOUGH} 2^39 fail",
+            "",
+            id="39 bits on arm64",
+        ),
+        pytest.param(
+            GOOD, OK, "processors", "4 of 4 may be used; sse4_2, avx2, fma, avx512f, amx_bf16", "", id="x86"
+        ),
+        pytest.param(
+            replace(GOOD, cpuinfo="flags\t\t: fpu sse2\n"),
+            WARN,
+            "processors",
+            "4 of 4 may be used; no vector extension known; no SSE4.2: kernels of numeric libraries that "
+            "builds trace need it",
+            "keep the cold pack at hand",
+            id="old x86",
+        ),
+        pytest.param(PI_5, OK, "processors", "4 of 4 may be used; asimd, bf16, i8mm, sve", "", id="arm64"),
+        pytest.param(
+            replace(VISIONFIVE_2, processors=Processors(4, 1)),
+            OK,
+            "processors",
+            "1 of 4 may be used; rv64imafdc, no vector extension: numeric code is scalar, zba, zbb",
+            "",
+            id="riscv64 without vectors",
+        ),
+        pytest.param(
+            replace(VISIONFIVE_2, cpuinfo=BANANA_PI),
+            OK,
+            "processors",
+            "4 of 4 may be used; rv64imafdcv, zba, zbb, zbs, zvfh, zvl128b, zvl256b",
+            "",
+            id="riscv64 with vectors",
+        ),
+        pytest.param(
+            replace(VISIONFIVE_2, cpuinfo="isa\t\t: rv64imac\n"),
+            FAIL,
+            "processors",
+            "4 of 4 may be used; rv64imac, no vector extension: numeric code is scalar; without f, d",
+            "payloads are built for rv64gc: use a board that has it",
+            id="riscv64 without floating point",
+        ),
+        pytest.param(
+            replace(VISIONFIVE_2, cpuinfo=""),
+            OK,
+            "processors",
+            "4 of 4 may be used; no vector extension known",
+            "",
+            id="riscv64 of which the kernel says nothing",
+        ),
+        pytest.param(GOOD, OK, "memory", "6144 MiB available of 8192 MiB", "", id="memory"),
+        pytest.param(
+            replace(GOOD, memory=Memory(2 << 30, 300 << 20)),
+            WARN,
+            "memory",
+            "300 MiB available of 2048 MiB: an agent with torch may not fit",
+            "end other programs, or add swap",
+            id="little memory",
+        ),
+        pytest.param(
+            replace(GOOD, memory=Memory(8 << 30, 6 << 30, 256 << 20)),
+            WARN,
+            "memory",
+            "256 MiB available of 8192 MiB, the control group allows 256 MiB: "
+            "an agent with torch may not fit",
+            "end other programs, or add swap",
+            id="memory limit",
+        ),
+        pytest.param(
+            GOOD,
+            OK,
+            "store",
+            "/home/me/.cache/rvbundle (your cache folder), 51200 MiB free",
+            "",
+            id="store",
+        ),
+        pytest.param(
+            replace(
+                GOOD,
+                store=StorePlace("/c", "RVBUNDLE_CACHE says so", "/c is on a file system mounted noexec", 1),
+            ),
+            FAIL,
+            "store",
+            "images can't be unpacked and run: /c is on a file system mounted noexec",
+            "set RVBUNDLE_CACHE to a folder of yours on a file system that is not read-only or noexec",
+            id="noexec",
+        ),
+        pytest.param(
+            replace(GOOD, store=StorePlace("/c", "RVBUNDLE_CACHE says so", "", 100 << 20)),
+            WARN,
+            "store",
+            "/c (RVBUNDLE_CACHE says so), 100 MiB free: an agent with torch may not fit",
+            "free some space (rvbundle cache prune), or set RVBUNDLE_CACHE to a folder on a larger disk",
+            id="little space",
+        ),
+        pytest.param(
+            replace(GOOD, store=StorePlace("/c", "RVBUNDLE_CACHE says so", "", 0)),
+            FAIL,
+            "store",
+            "/c (RVBUNDLE_CACHE says so), 0 MiB free: too little for any image",
+            "free some space (rvbundle cache prune), or set RVBUNDLE_CACHE to a folder on a larger disk",
+            id="no space",
+        ),
+        pytest.param(
+            replace(GOOD, shm_free=None),
+            WARN,
+            "/dev/shm",
+            "there is no /dev/shm: with --no-sandbox, processes can't share memory (a sandbox has its own)",
+            "sudo mount -t tmpfs -o mode=1777 tmpfs /dev/shm",
+            id="no shm",
+        ),
+        pytest.param(
+            replace(GOOD, shm_free=63 << 20, container="docker"),
+            WARN,
+            "/dev/shm",
+            "63 MiB free: little for processes that share tensors, with --no-sandbox (a sandbox has its own)",
+            "docker run --shm-size 1g",
+            id="little shm",
+        ),
+        pytest.param(
+            replace(GOOD, zstd="this Python has no zstd decoder"),
+            FAIL,
+            "zstd",
+            "this Python has no zstd decoder",
+            "pip install zstandard, or use Python 3.14 or newer",
+            id="no decoder",
+        ),
+    ],
+)
+def test_findings(facts: Facts, level: str, topic: str, text: str, advice: str) -> None:
+    assert Finding(level, topic, text, advice) in examine(facts)
+    # Nothing but a look at the topic itself, and at what needs it, gets worse.
+    others = [
+        f for f in examine(facts) if f.topic not in (topic, "namespaces", "sandbox", "binfmt", "page size")
+    ]
+    assert {f.level for f in others} == {OK}
+
+
+def test_a_quota_is_a_line_of_its_own() -> None:
+    findings = examine(replace(GOOD, processors=Processors(4, 4, 1.5)))
+    assert [f.level for f in findings if f.topic == "processors"] == [OK, WARN]
+    assert (
+        Finding(
+            WARN,
+            "processors",
+            "the control group gives the time of 1.5 of them; numeric libraries start a thread for each that "
+            "may be used",
+            "rvbundle run --env OMP_NUM_THREADS=1, or raise the limit",
+        )
+        in findings
+    )
+    assert all(f.level == OK for f in examine(replace(GOOD, processors=Processors(4, 4, 4.0))))
+
+
+def test_where_namespaces_are_denied_the_sandbox_has_no_line_of_its_own() -> None:
+    findings = examine(denied("the kernel allows none", "fix"))
+    assert [f.topic for f in findings].count("sandbox") == 0
+    assert [f.level for f in findings if f.topic == "namespaces"] == [FAIL]
+
+
+@pytest.mark.parametrize(
+    ("facts", "code"),
+    [(GOOD, 0), (PI_5, 0), (replace(GOOD, zstd="this Python has no zstd decoder"), 110)],
+)
+def test_the_exit_code_tells_of_failures_only(
+    facts: Facts, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "read_facts", lambda _: facts)
+    assert doctor.main([]) == code
+    text = capsys.readouterr().out
+    assert text.splitlines()[0] == f"ok    kernel      Linux {facts.kernel} on {facts.arch}"
+    assert doctor.main(["--json"]) == code
+    assert [Finding(**value) for value in json.loads(capsys.readouterr().out)] == list(examine(facts))
+
+
+def test_what_to_do_stands_below(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "read_facts", lambda _: replace(GOOD, zstd="this Python has no zstd decoder"))
+    doctor.main([])
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "fail  zstd        this Python has no zstd decoder",
+        "                  -> pip install zstandard, or use Python 3.14 or newer",
+    ]
+
+
+def test_other_words() -> None:
+    with pytest.raises(UsageError, match="doctor: no such option: --yaml") as caught:
+        doctor.main(["--yaml"])
+    assert caught.value.hint == "the only one is --json"
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: doctor [--json]\n")
