@@ -115,7 +115,10 @@ def trace(recipe: Recipe, frozen: Frozen, agent: StagedAgent, processor: Process
     if recipe.trim != "traced" or not native.exists(frozen.arch, native.TRACER):
         plain, _ = _run_all(recipe, frozen, agent, (_Watch(),))
         return Trace(plain)
-    families = families_.to_trace(frozen.arch, processor, frozen.numpy_dispatch)
+    dispatch = frozen.numpy_dispatch
+    if frozen.emulators and any(f.numpy for f in families_.to_trace(frozen.arch, processor, None)):
+        dispatch = _emulated_dispatch(recipe, frozen, agent)
+    families = families_.to_trace(frozen.arch, processor, dispatch)
     with tempfile.TemporaryDirectory(prefix="rvbundle-pages-") as scratch:
         records = Path(scratch)
         # Written once: runs side by side must never find it half there.
@@ -131,6 +134,26 @@ def trace(recipe: Recipe, frozen: Frozen, agent: StagedAgent, processor: Process
         extra = _exercise(recipe, frozen, agent, modules, watches[0])
         pages, whole = _read_records(records)
         return Trace(workloads, extra, pages, whole, families)
+
+
+# As inside/inventory.py finds it out on this machine.
+_DISPATCH = """
+try:
+    from numpy._core._multiarray_umath import __cpu_dispatch__ as found
+except ImportError:
+    found = ()
+print(*found)
+"""
+
+
+def _emulated_dispatch(recipe: Recipe, frozen: Frozen, agent: StagedAgent) -> tuple[str, ...]:
+    """Return the processor features that a foreign tree's numpy picks kernels by; raises TraceError."""
+    words = ("/usr/bin/python3", "-c", _DISPATCH)
+    done = _in_tree(recipe, frozen, agent, words, _EXERCISE_TIMEOUT, _Watch())
+    _raise_sandbox_error(done)
+    if done.code:
+        raise TraceError(f"Python does not run in the tree for {frozen.arch}:\n{done.tail()}")
+    return tuple(done.stdout.decode().split())
 
 
 def processor_of(frozen: Frozen) -> Processor:

@@ -180,6 +180,22 @@ def evaluate(policy: nn.Module, episodes: int, seed: int) -> float:
     return total / episodes
 
 
+@torch.no_grad()
+def greedy_actions(policy: nn.Module, count: int, seed: int) -> list[int]:
+    """The greedy policy's actions on `count` observations, of random actions from there on."""
+    env = gym.make("CartPole-v1")
+    env.action_space.seed(seed)
+    observation, _ = env.reset(seed=seed)
+    actions: list[int] = []
+    while len(actions) < count:
+        actions.append(int(policy(torch.from_numpy(observation)).argmax()))
+        observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            observation, _ = env.reset()
+    env.close()
+    return actions
+
+
 def report(path: Path, episodes: int, seed: int) -> None:
     """Evaluate the best policy of a checkpoint and print its mean return."""
     agent = Agent.load(path)
@@ -217,7 +233,19 @@ def main() -> None:
         help="evaluate a checkpoint (without FILE: the one shipped) instead of training",
     )
     parser.add_argument("--evaluation-episodes", type=int, default=100, metavar="N")
+    parser.add_argument(
+        "--actions",
+        type=int,
+        metavar="N",
+        help="print the actions that the shipped checkpoint takes on N observations",
+    )
     args = parser.parse_args()
+
+    if args.actions:
+        agent = Agent.load(SHIPPED)
+        agent.policy.load_state_dict(agent.best_policy)
+        print(*greedy_actions(agent.policy, args.actions, args.seed), sep="")
+        return
 
     if args.evaluate:
         report(args.evaluate, args.evaluation_episodes, args.seed)

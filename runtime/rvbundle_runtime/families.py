@@ -87,7 +87,7 @@ _AARCH64 = (
         (),
         {
             "ATEN_CPU_CAPABILITY": "default",
-            "ONEDNN_MAX_CPU_ISA": "ADVSIMD",
+            "ONEDNN_MAX_CPU_ISA": "ADVANCED_SIMD",
             "OPENBLAS_CORETYPE": "ARMV8",
             "OPENSSL_armcap": "1",
         },
@@ -125,16 +125,16 @@ class Processor:
     flags: frozenset[str] = frozenset()
 
 
-def to_trace(arch: str, processor: Processor, numpy_dispatch: tuple[str, ...]) -> tuple[Family, ...]:
+def to_trace(arch: str, processor: Processor, numpy_dispatch: tuple[str, ...] | None) -> tuple[Family, ...]:
     """Return the families of `arch` that this machine can run, the best first.
 
-    `numpy_dispatch` are the features that the payload's numpy can pick among; it warns of others.
+    `numpy_dispatch` are the features that the payload's numpy can pick among (None: any); it warns of others.
     """
     found = []
     for family in _FAMILIES.get(arch, ()):
         if processor.flags.issuperset(family.needs):
             vendor = processor.vendor if family.vendor else ""
-            off = tuple(name for name in family.numpy if name in numpy_dispatch)
+            off = tuple(n for n in family.numpy if numpy_dispatch is None or n in numpy_dispatch)
             found.append(Family(family.name, family.needs, family.env, off, vendor))
     return tuple(found)
 
