@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from rvbundle import prove as proving
+from rvbundle import trace
+from rvbundle.freeze import Frozen
 from rvbundle.prove import prove
 from rvbundle.recipe import Workload
 from rvbundle.stage_agent import StagedAgent
@@ -36,17 +38,26 @@ def test_kernels_of_the_comparison(
     monkeypatch: pytest.MonkeyPatch, processor: Processor, env: dict[str, str]
 ) -> None:
     """Those that `run` without a cold pack will use here."""
-    monkeypatch.setattr(proving, "read_processor", lambda: processor)
-    chosen, recorded = proving._kernels(Trace((), families=(FAST, SLOW)))
+    monkeypatch.setattr(trace, "read_processor", lambda: processor)
+    chosen, recorded = proving._kernels(Trace((), families=(FAST, SLOW)), frozen())
     assert chosen == env
     assert recorded["ATEN_CPU_CAPABILITY"] == "avx2"
-    assert proving._kernels(Trace(())) == ({}, {})
+    assert proving._kernels(Trace(()), frozen()) == ({}, {})
+
+
+def test_kernels_under_an_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's processor says nothing of them."""
+    monkeypatch.setattr(trace, "read_processor", lambda: pytest.fail("of this machine"))
+    generic = Family("generic", (), {"OPENBLAS_CORETYPE": "RISCV64_GENERIC"}, ())
+    emulated = replace(frozen(), arch="riscv64", emulators=Path("/e"))
+    env = {"OPENBLAS_CORETYPE": "RISCV64_GENERIC"}
+    assert proving._kernels(Trace((), families=(generic,)), emulated) == (env, env)
 
 
 def test_a_record_of_another_processor(attempt: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its outputs are of other kernels: then what the tree prints with those of the image decides."""
     slow = {"ATEN_CPU_CAPABILITY": "default"}
-    monkeypatch.setattr(proving, "_kernels", lambda _: (slow, {"ATEN_CPU_CAPABILITY": "avx2"}))
+    monkeypatch.setattr(proving, "_kernels", lambda *_: (slow, {"ATEN_CPU_CAPABILITY": "avx2"}))
     attempt(["loss 0.5\n", "anything\n", "loss 2.001\n"], again="loss 0.5\n")
     with pytest.raises(ProveError):
         attempt(["loss 0.7\n", "anything\n", "loss 2.001\n"], again="loss 0.5\n")
@@ -68,7 +79,7 @@ def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     image.write_bytes(b"image")
 
     def run(said: list[str], again: str = "") -> None:
-        def in_image(alone: Path, workload: Workload, number: int, scratch: Path) -> str:
+        def in_image(alone: Path, _: Frozen, workload: Workload, number: int, scratch: Path) -> str:
             assert [p.name for p in alone.parent.iterdir()] == ["x.rvb"]  # no cold pack beside it
             assert alone.read_bytes() == b"image"
             return said[number - 1]

@@ -265,10 +265,28 @@ def test_an_architecture_without_families_is_traced_once(
     runs: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "exists", lambda *_: True)
-    found = run_trace(replace(frozen(), arch="riscv64"))
+    found = run_trace(replace(frozen(), arch="s390x"))
     ((watch,),) = runs
     assert (found.families, dict(watch.env)) == ((), {})
     assert watch.records is not None
+
+
+@pytest.mark.parametrize(
+    ("arch", "family", "env"),
+    [
+        ("riscv64", "generic", {"OPENBLAS_CORETYPE": "RISCV64_GENERIC", "OPENSSL_riscvcap": "rv64gc"}),
+        ("aarch64", "armv8", {"OPENBLAS_CORETYPE": "ARMV8", "ATEN_CPU_CAPABILITY": "default"}),
+    ],
+)
+def test_another_architecture_is_traced_once(
+    runs: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, arch: str, family: str, env: dict[str, str]
+) -> None:
+    """With the kernels that any processor of it can run."""
+    monkeypatch.setattr(native, "exists", lambda *_: True)
+    found = run_trace(replace(frozen(), arch=arch, emulators=Path("/e")))
+    ((watch,),) = runs
+    assert [f.name for f in found.families] == [family]
+    assert dict(watch.env).items() >= env.items()
 
 
 def test_an_agent_that_can_not_be_watched(

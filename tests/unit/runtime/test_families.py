@@ -100,11 +100,16 @@ def names(found: tuple[Family, ...]) -> list[str]:
         ("x86_64", NEHALEM, ["baseline"]),
         ("x86_64", Processor("GenuineIntel", HASWELL.flags - {"fma"}), ["baseline"]),
         ("x86_64", Processor(), []),
-        ("aarch64", INTEL, []),
-        ("aarch64", parse_cpuinfo(ARM), []),
-        ("riscv64", Processor(), []),
+        ("aarch64", Processor(), ["armv8"]),
+        ("aarch64", parse_cpuinfo(ARM), ["armv8"]),
+        ("riscv64", Processor(), ["generic"]),
+        ("riscv64", parse_cpuinfo(RISCV), ["generic"]),
+        ("s390x", INTEL, []),
     ],
-    ids=["avx-512", "avx2", "old", "avx2 without fma", "nothing known", "another", "arm", "riscv"],
+    ids=[
+        *("avx-512", "avx2", "old", "avx2 without fma", "nothing known"),
+        *("some arm", "arm", "some riscv", "riscv", "another"),
+    ],
 )
 def test_families_to_trace(arch: str, processor: Processor, expected: list[str]) -> None:
     assert names(to_trace(arch, processor, NUMPY)) == expected
@@ -186,7 +191,7 @@ def test_the_environment_is_a_copy() -> None:
 
 
 def test_every_feature_that_numpy_may_be_told_of_is_known() -> None:
-    told = {name for family in families._X86_64 for name in family.numpy}
+    told = {name for several in families._FAMILIES.values() for family in several for name in family.numpy}
     assert told == set(families._NUMPY_NEEDS)
 
 
