@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from rvbundle import process, trace
 from rvbundle import prove as proving
-from rvbundle import trace
 from rvbundle.freeze import Frozen
 from rvbundle.prove import prove
 from rvbundle.recipe import Workload
@@ -120,3 +120,45 @@ def test_the_first_difference_is_told(attempt: Callable[..., None]) -> None:
     with pytest.raises(ProveError) as caught:
         attempt(["x", "y", "z"], again="loss 0.0\n")
     assert caught.value.message.startswith("trace workload 1 (a) ")
+
+
+@pytest.mark.parametrize(
+    ("place", "which", "limit", "variable"),
+    [
+        (frozen(), [], 1.0, None),
+        (
+            replace(frozen(), arch="riscv64", emulators=Path("/emulators")),
+            ["--payload", "riscv64"],
+            20.0,
+            "/emulators",
+        ),
+    ],
+    ids=["native", "emulated"],
+)
+def test_a_workload_in_the_image(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: Frozen,
+    which: list[str],
+    limit: float,
+    variable: str | None,
+) -> None:
+    """The payload that is proven is named, and gets the emulators and the time that it was traced with."""
+    seen: list[tuple[list[str], dict[str, Any]]] = []
+
+    def run(command: list[Any], **options: Any) -> process.Finished:
+        seen.append(([str(word) for word in command], options))
+        return process.Finished("cmd", -9, b"", "", timed_out=True)
+
+    monkeypatch.delenv(trace.EMULATORS_VARIABLE, raising=False)
+    monkeypatch.setattr(process, "run", run)
+    with pytest.raises(ProveError) as caught:
+        proving._run(tmp_path / "x.rvb", place, WORKLOADS[0], 1, tmp_path)
+    assert caught.value.message == (
+        f"trace workload 1 (a) did not end within {limit:g} s in the finished image"
+    )
+    ((command, options),) = seen
+    assert command[1:] == ["-m", "rvbundle", "run", *which, f"{tmp_path}/x.rvb", "--", "a"]
+    assert options["timeout"] == limit
+    assert options["env"].get(trace.EMULATORS_VARIABLE) == variable
+    assert options["env"]["RVBUNDLE_CACHE"] == f"{tmp_path}/cache"

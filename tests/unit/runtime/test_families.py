@@ -125,6 +125,23 @@ def test_what_a_traced_family_holds() -> None:
     assert set(avx2.needs) >= {"avx2", "fma"}
 
 
+def test_what_holds_others_than_x86() -> None:
+    """Kernels that every processor of the architecture can run, whoever made it."""
+    (generic,) = to_trace("riscv64", parse_cpuinfo(RISCV), ())
+    assert generic.env["OPENBLAS_CORETYPE"] == "RISCV64_GENERIC"  # never by the length of its vectors
+    (armv8,) = to_trace("aarch64", Processor(), None)
+    assert armv8.env["OPENBLAS_CORETYPE"] == "ARMV8"
+    assert armv8.numpy == families._NUMPY_ARM
+    assert to_trace("aarch64", Processor(), ("ASIMDHP", "SVE2"))[0].numpy == ("ASIMDHP",)
+    for family in (generic, armv8):
+        assert (family.needs, family.vendor) == ((), "")
+        assert why_not(family, Processor()) == ""
+        assert environment(family, Processor()) == family.env
+        assert families.from_json(asdict(family)) == family
+    env = environment(armv8, parse_cpuinfo(ARM))
+    assert env["NPY_DISABLE_CPU_FEATURES"] == "ASIMDHP"
+
+
 def test_numpy_is_only_told_of_features_that_it_knows() -> None:
     avx2, baseline = to_trace("x86_64", INTEL, ("AVX2", "AVX512F", "SSE42"))
     assert (avx2.numpy, baseline.numpy) == (("AVX512F",), ("AVX2", "AVX512F"))
