@@ -13,13 +13,13 @@ from rvbundle.freeze import Frozen
 from rvbundle.recipe import Recipe, Workload
 from rvbundle.stage_agent import StagedAgent
 from rvbundle.trace import (
-    EMULATED_SLOWNESS,
     Trace,
     compare,
     explain_failure,
     launcher_environment,
     processor_of,
     run_again,
+    time_limit,
 )
 from rvbundle_runtime import families
 from rvbundle_runtime.errors import ProveError, TraceError
@@ -69,17 +69,18 @@ def _kernels(trace: Trace, frozen: Frozen) -> tuple[dict[str, str], dict[str, st
 
 def _run(image: Path, frozen: Frozen, workload: Workload, number: int, scratch: Path) -> str:
     which = ["--payload", frozen.arch] if frozen.emulators else []
+    limit = time_limit(frozen, workload.timeout)
     folder = scratch / f"run-{number}"
     folder.mkdir()
     done = process.run(
         [sys.executable, "-m", "rvbundle", "run", *which, image, "--", *workload.args],
         env={**launcher_environment(frozen), "RVBUNDLE_CACHE": str(scratch / "cache")},
         cwd=folder,
-        timeout=workload.timeout * (EMULATED_SLOWNESS if frozen.emulators else 1),
+        timeout=limit,
         check=False,
     )
     try:
-        explain_failure(done, workload, number, "the finished image")
+        explain_failure(done, workload, number, "the finished image", limit)
     except TraceError as error:
         raise ProveError(error.message, _LEFT_OUT) from None
     return done.stdout.decode("utf-8", "replace")

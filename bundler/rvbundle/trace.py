@@ -149,7 +149,7 @@ print(*found)
 def _emulated_dispatch(recipe: Recipe, frozen: Frozen, agent: StagedAgent) -> tuple[str, ...]:
     """Return the processor features that a foreign tree's numpy picks kernels by; raises TraceError."""
     words = ("/usr/bin/python3", "-c", _DISPATCH)
-    done = _in_tree(recipe, frozen, agent, words, _EXERCISE_TIMEOUT, _Watch())
+    done = _in_tree(recipe, frozen, agent, words, time_limit(frozen, _EXERCISE_TIMEOUT), _Watch())
     _raise_sandbox_error(done)
     if done.code:
         raise TraceError(f"Python does not run in the tree for {frozen.arch}:\n{done.tail()}")
@@ -236,14 +236,17 @@ def _exercise(
     traced = sorted({name.partition(".")[0] for name in modules})
     words = ("/usr/bin/python3", _EXERCISE, json.dumps({"modules": kept, "traced": traced}))
     with FileWatch(frozen.tree) as seen:
-        timeout = _EXERCISE_TIMEOUT * (EMULATED_SLOWNESS if frozen.emulators else 1)
-        _in_tree(recipe, frozen, agent, words, timeout, watch)
+        _in_tree(recipe, frozen, agent, words, time_limit(frozen, _EXERCISE_TIMEOUT), watch)
     return tuple(sorted(seen.opened))
 
 
 _EXERCISE_TIMEOUT = 300.0  # seconds
-# A workload's time limit is for this machine; emulated programs are 10 to 20 times slower.
-EMULATED_SLOWNESS = 20
+_EMULATED_SLOWNESS = 20  # emulated programs take 10 to 20 times as long
+
+
+def time_limit(frozen: Frozen, native: float) -> float:
+    """Return after how many seconds a program of `frozen` is stopped, given the limit for a native one."""
+    return native * (_EMULATED_SLOWNESS if frozen.emulators else 1)
 
 
 def _read_records(folder: Path) -> tuple[dict[str, PageTrace], dict[str, str]]:
@@ -287,10 +290,10 @@ def _run_in_tree(
     number: int,
     watch: _Watch,
 ) -> str:
-    timeout = workload.timeout * (EMULATED_SLOWNESS if frozen.emulators else 1)
-    done = _in_tree(recipe, frozen, agent, (*agent.argv, *workload.args), timeout, watch)
+    limit = time_limit(frozen, workload.timeout)
+    done = _in_tree(recipe, frozen, agent, (*agent.argv, *workload.args), limit, watch)
     _raise_sandbox_error(done)
-    explain_failure(done, workload, number, "the frozen tree")
+    explain_failure(done, workload, number, "the frozen tree", limit)
     return done.stdout.decode("utf-8", "replace")
 
 
@@ -348,12 +351,14 @@ def _raise_sandbox_error(done: process.Finished) -> None:
         raise SandboxError(value["message"], value["hint"].partition("\n")[0])
 
 
-def explain_failure(done: process.Finished, workload: Workload, number: int, where: str) -> None:
-    """Raise TraceError if a workload did not end with exit code 0 in time."""
+def explain_failure(
+    done: process.Finished, workload: Workload, number: int, where: str, limit: float
+) -> None:
+    """Raise TraceError if a workload did not end with exit code 0 within `limit` seconds."""
     name = _name(workload, number)
     if done.timed_out:
         raise TraceError(
-            f"{name} did not end within {workload.timeout:g} s in {where}{_tail(done)}",
+            f"{name} did not end within {limit:g} s in {where}{_tail(done)}",
             "give it less to do, or raise `timeout` in its [[trace]]",
         )
     if done.code:

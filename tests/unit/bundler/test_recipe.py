@@ -1,3 +1,4 @@
+import os
 import posixpath
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,8 @@ import pytest
 from rvbundle.recipe import Recipe, Workload, load
 from rvbundle_runtime.errors import RecipeError
 
+MACHINE = os.uname().machine
+OTHER, ANOTHER = [a for a in ("x86_64", "aarch64", "riscv64") if a != MACHINE][:2]
 MINIMAL = """\
 [agent]
 name = "demo"
@@ -111,7 +114,7 @@ def test_names_of_what_is_made(write: Write, tmp_path: Path) -> None:
     recipe = load(write(MINIMAL))
     assert recipe.file_stem == "demo-1.0"
     assert recipe.lock_path == tmp_path / "recipe.lock"
-    assert recipe.trace_path == tmp_path / "recipe.trace"
+    assert recipe.trace_path(MACHINE) == tmp_path / "recipe.trace"
     assert recipe.folder == tmp_path
 
 
@@ -127,6 +130,7 @@ def replaced(old: str, new: str) -> str:
 
 ADD = "add `{} = …` to [{}]; `rvbundle init` writes a complete example"
 NAMES = "use letters, digits and . _ - (the first a letter or digit), at most 100"
+A_SUITE = 'write a suite of Debian\'s, such as "debian:trixie" or "debian:sid"'
 # (recipe, line where the error points, message behind "PATH:LINE: ", hint)
 BAD = [
     pytest.param(
@@ -389,7 +393,65 @@ BAD = [
     pytest.param(
         "name = 1\n" + MINIMAL, 1, "name: unknown key", "name belongs to [agent]", id="key outside of tables"
     ),
+    pytest.param(
+        MINIMAL + '[payloads]\nppc64le = "debian:trixie"\n',
+        11,
+        "[payloads] ppc64le: unknown key",
+        "known here: x86_64, aarch64, riscv64",
+        id="payload of an architecture that nobody knows",
+    ),
+    pytest.param(
+        MINIMAL + '[payloads]\nriscv = "debian:trixie"\n',
+        11,
+        "[payloads] riscv: unknown key",
+        "did you mean riscv64?",
+        id="payload of an architecture by a part of its name",
+    ),
+    pytest.param(
+        MINIMAL + "[payloads]\nriscv64 = true\n",
+        11,
+        "[payloads] riscv64: expected a string, found a boolean",
+        "",
+        id="payload without a source",
+    ),
+    pytest.param(
+        MINIMAL + f'[payloads]\n{MACHINE} = "wheels"\n{OTHER} = "wheels"\n',
+        12,
+        f"[payloads] {OTHER}: wheels are for the machine that builds ({MACHINE})",
+        A_SUITE,
+        id="wheels for another machine",
+    ),
+    pytest.param(
+        MINIMAL + f'[payloads]\n{MACHINE} = "debian:trixie"\n',
+        11,
+        f"[payloads] {MACHINE}: the payload of the machine that builds is made of wheels",
+        f'write {MACHINE} = "wheels", or leave it out',
+        id="debian for this machine",
+    ),
+    *(
+        pytest.param(
+            MINIMAL + f'[payloads]\n{OTHER} = "{source}"\n',
+            11,
+            f"[payloads] {OTHER}: {source!r} is no source of a payload",
+            A_SUITE,
+            id=f"source {source!r}",
+        )
+        for source in ("", "debian", "debian:", "debian:Trixie", "debian:a b", "ubuntu:noble", "trixie")
+    ),
 ]
+
+
+def test_payloads(write: Write, tmp_path: Path) -> None:
+    recipe = load(write(MINIMAL + f'[payloads]\n{OTHER} = "debian:trixie"\n{ANOTHER} = "debian:sid"\n'))
+    assert recipe.debian == {OTHER: "trixie", ANOTHER: "sid"}
+    assert recipe.trace_path(OTHER) == tmp_path / f"recipe.{OTHER}.trace"
+    assert recipe.trace_path(MACHINE) == tmp_path / "recipe.trace"
+
+
+@pytest.mark.parametrize("text", ["", "[payloads]\n", f'[payloads]\n{MACHINE} = "wheels"\n'])
+def test_the_payload_of_this_machine_goes_without_saying(write: Write, text: str) -> None:
+    assert load(write(MINIMAL + text)) == load(write(MINIMAL))
+    assert load(write(MINIMAL)).debian == {}
 
 
 @pytest.mark.parametrize(("text", "line", "message", "hint"), BAD)

@@ -1,6 +1,8 @@
 import contextlib
 import json
+import os
 import struct
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rvbundle import freeze, native, trace
+from rvbundle import freeze, native, process, trace
 from rvbundle.pages import PageTrace
 from rvbundle.process import Finished
 from rvbundle.recipe import Workload
@@ -265,10 +267,34 @@ def test_an_architecture_without_families_is_traced_once(
     runs: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "exists", lambda *_: True)
-    found = run_trace(replace(frozen(), arch="riscv64"))
+    found = run_trace(replace(frozen(), arch="s390x"))
     ((watch,),) = runs
     assert (found.families, dict(watch.env)) == ((), {})
     assert watch.records is not None
+
+
+@pytest.mark.parametrize(
+    ("arch", "family", "numpy", "env"),
+    [
+        ("riscv64", "generic", (), {"OPENBLAS_CORETYPE": "RISCV64_GENERIC", "OPENSSL_riscvcap": "rv64gc"}),
+        ("aarch64", "armv8", ("ASIMDHP",), {"OPENBLAS_CORETYPE": "ARMV8", "ATEN_CPU_CAPABILITY": "default"}),
+    ],
+)
+def test_another_architecture_is_traced_once(
+    runs: list[tuple[Any, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    arch: str,
+    family: str,
+    numpy: tuple[str, ...],
+    env: dict[str, str],
+) -> None:
+    """With the kernels that any processor of it can run; its own numpy says what else it has."""
+    monkeypatch.setattr(native, "exists", lambda *_: True)
+    monkeypatch.setattr(trace, "_in_tree", lambda *_: Finished("cmd", 0, b"ASIMDHP SVE2\n", ""))
+    found = run_trace(replace(frozen(), arch=arch, emulators=Path("/e")))
+    ((watch,),) = runs
+    assert [(f.name, f.numpy) for f in found.families] == [(family, numpy)]
+    assert dict(watch.env).items() >= env.items()
 
 
 def test_an_agent_that_can_not_be_watched(
@@ -333,7 +359,7 @@ WORKLOAD = Workload(("--n", "3"), True, None, 2.5)
 
 
 def test_success_is_no_failure() -> None:
-    trace.explain_failure(Finished("cmd", 0, b"", "noise"), WORKLOAD, 1, "the frozen tree")
+    trace.explain_failure(Finished("cmd", 0, b"", "noise"), WORKLOAD, 1, "the frozen tree", 2.5)
 
 
 @pytest.mark.parametrize(
@@ -363,6 +389,181 @@ def test_success_is_no_failure() -> None:
 )
 def test_failures(done: Finished, workload: Workload, message: str, hint: str) -> None:
     with pytest.raises(TraceError) as caught:
-        trace.explain_failure(done, workload, 2, "the frozen tree")
+        trace.explain_failure(done, workload, 2, "the frozen tree", 2.5)
     assert caught.value.message == message
     assert caught.value.hint.startswith(hint)
+
+
+EMULATED = replace(frozen(), arch="riscv64", emulators=Path("/emulators"))
+
+
+@pytest.mark.parametrize(
+    ("place", "limit", "variable"),
+    [(frozen(), 2.5, None), (EMULATED, 50.0, "/emulators")],
+    ids=["native", "emulated"],
+)
+def test_a_workload_gets_its_time(
+    monkeypatch: pytest.MonkeyPatch, place: freeze.Frozen, limit: float, variable: str | None
+) -> None:
+    """That of the recipe is for this machine; what is said of one that hangs is the time that it had."""
+    seen: list[dict[str, Any]] = []
+
+    def run(command: object, **options: Any) -> Finished:
+        seen.append(options)
+        return Finished("cmd", -9, b"", "", timed_out=True)
+
+    monkeypatch.delenv(trace.EMULATORS_VARIABLE, raising=False)
+    monkeypatch.setattr(process, "run", run)
+    agent = StagedAgent(Path("/a"), (), ("/usr/bin/python3", "/app/play.py"))
+    with pytest.raises(TraceError) as caught:
+        trace._run_in_tree(RECIPE, place, agent, WORKLOAD, 1, trace._Watch())
+    assert f"did not end within {limit:g} s in the frozen tree" in caught.value.message
+    (options,) = seen
+    assert options["timeout"] == limit
+    assert options["env"].get(trace.EMULATORS_VARIABLE) == variable
+    request = json.loads(options["stdin"])
+    assert (request["arch"], request["argv"]) == (
+        place.arch,
+        ["/usr/bin/python3", "/app/play.py", "--n", "3"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "limit"), [(frozen(), 300.0), (EMULATED, 6000.0)], ids=["native", "emulated"]
+)
+def test_what_is_exercised_gets_its_time(
+    monkeypatch: pytest.MonkeyPatch, place: freeze.Frozen, limit: float
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(trace, "_in_tree", lambda *words: seen.append(words))
+    monkeypatch.setattr(trace, "FileWatch", lambda _: contextlib.nullcontext(SimpleNamespace(opened=set())))
+    trace._exercise(RECIPE, place, StagedAgent(Path("/a"), (), ()), frozenset(), trace._Watch())
+    ((*_, timeout, _),) = seen
+    assert timeout == limit
+
+
+def printed(*texts: str) -> Trace:
+    return Trace(tuple(WorkloadTrace((), (), (), text) for text in texts))
+
+
+THREE = replace(
+    RECIPE,
+    workloads=(
+        Workload(("a",), True, None, 1.0),
+        Workload(("b",), False, None, 1.0),
+        Workload((), True, 1e-3, 1.0),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "found", [("x\n", "y\n", "loss 1.0\n"), ("x\n", "other\n", "loss 1.0001\n")], ids=["same", "within"]
+)
+def test_another_architecture_prints_the_same(found: tuple[str, ...]) -> None:
+    trace.check_same(THREE, EMULATED, printed("x\n", "y\n", "loss 1.0\n"), printed(*found))
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "shown"),
+    [
+        (("z\n", "y\n", "loss 1.0\n"), "trace workload 1 (a)", "    -x\n    +z"),
+        (("x\n", "y\n", "loss 1.1\n"), "trace workload 3 (no arguments)", "    -loss 1.0\n    +loss 1.1"),
+        (("z\n", "y\n", "loss 1.1\n"), "trace workload 1 (a)", "    -x\n    +z"),
+    ],
+    ids=["text", "beyond the tolerance", "both"],
+)
+def test_another_architecture_prints_something_else(found: tuple[str, ...], name: str, shown: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        trace.check_same(THREE, EMULATED, printed("x\n", "y\n", "loss 1.0\n"), printed(*found))
+    assert caught.value.message.startswith(f"{name} prints something else on riscv64:\n")
+    assert caught.value.message.endswith(shown)
+    assert caught.value.hint == (
+        "other versions and kernels round otherwise: set `tolerance` in its [[trace]] for numbers that may "
+        "differ, or golden = false"
+    )
+
+
+def small_tree(folder: Path) -> freeze.Frozen:
+    """Return a foreign tree on disk: a module, a program that runs, a link."""
+    place = folder / "tree"
+    (place / SITE).mkdir(parents=True)
+    (place / f"{SITE}/a.pyc").write_bytes(b"code of a")
+    (place / f"{SITE}/b.pyc").write_bytes(b"code of b")
+    (place / "usr/bin").mkdir()
+    (place / "usr/bin/x").write_bytes(b"program")
+    (place / "usr/bin/x").chmod(0o755)
+    (place / "bin").symlink_to("usr/bin")
+    (folder / "frozen.json").write_text("{}")
+    return replace(EMULATED, folder=folder)
+
+
+def test_emulated_workloads_have_a_tree_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run side by side, and what one opens is not taken for what another does."""
+    both = threading.Barrier(2, timeout=60)
+    trees: list[Path] = []
+
+    def run(
+        recipe: object, place: freeze.Frozen, agent: object, workload: Workload, number: int, watch: object
+    ) -> str:
+        assert os.readlink(place.tree / "bin") == "usr/bin"
+        assert os.access(place.tree / "bin/x", os.X_OK)
+        assert (place.arch, place.emulators) == ("riscv64", EMULATED.emulators)
+        trees.append(place.tree)
+        both.wait()
+        (place.tree / SITE / f"{workload.args[0]}.pyc").read_bytes()
+        both.wait()
+        return workload.args[0]
+
+    monkeypatch.setattr(trace, "_run_in_tree", run)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    recipe = replace(RECIPE, workloads=tuple(Workload((n,), True, None, 1.0) for n in "ab"))
+    place = small_tree(tmp_path)
+    records, modules = trace._run_all(recipe, place, StagedAgent(Path("/a"), (), ()), (trace._Watch(),))
+    assert [(r.args, r.modules, r.opened, r.stdout) for r in records] == [
+        (("a",), ("a",), (f"{SITE}/a.pyc",), "a"),
+        (("b",), ("b",), (f"{SITE}/b.pyc",), "b"),
+    ]
+    assert modules == {"a", "b"}
+    assert len({place.tree, *trees}) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["frozen.json", "tree"]
+
+
+def test_a_workload_that_fails_leaves_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object) -> str:
+        raise TraceError("it failed")
+
+    monkeypatch.setattr(trace, "_run_in_tree", run)
+    place = small_tree(tmp_path)
+    with pytest.raises(TraceError):
+        trace._run_all(RECIPE, place, StagedAgent(Path("/a"), (), ()), (trace._Watch(),))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["frozen.json", "tree"]
+
+
+def test_native_workloads_run_in_the_tree_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trees: list[Path] = []
+    monkeypatch.setattr(trace, "_run_in_tree", lambda *words: trees.append(words[1].tree) or "")
+    place = replace(small_tree(tmp_path), emulators=None)
+    trace._run_all(RECIPE, place, StagedAgent(Path("/a"), (), ()), (trace._Watch(),))
+    assert trees == [tmp_path / "tree"]
+
+
+@pytest.mark.parametrize(
+    ("done", "found"),
+    [(Finished("", 0, b"\n", ""), ()), (Finished("", 0, b"NEON ASIMDHP\n", ""), ("NEON", "ASIMDHP"))],
+    ids=["no numpy", "numpy"],
+)
+def test_kernels_of_a_foreign_numpy(
+    monkeypatch: pytest.MonkeyPatch, done: Finished, found: tuple[str, ...]
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(trace, "_in_tree", lambda *words: seen.append(words) or done)
+    assert trace._emulated_dispatch(RECIPE, EMULATED, StagedAgent(Path("/a"), (), ())) == found
+    ((*_, words, timeout, _),) = seen
+    assert (words[0], timeout) == ("/usr/bin/python3", 6000.0)
+
+
+def test_a_foreign_tree_in_which_python_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "_in_tree", lambda *_: Finished("", 127, b"", "no such file\n"))
+    with pytest.raises(TraceError) as caught:
+        trace._emulated_dispatch(RECIPE, EMULATED, StagedAgent(Path("/a"), (), ()))
+    assert caught.value.message == "Python does not run in the tree for riscv64:\n    no such file"

@@ -100,11 +100,16 @@ def names(found: tuple[Family, ...]) -> list[str]:
         ("x86_64", NEHALEM, ["baseline"]),
         ("x86_64", Processor("GenuineIntel", HASWELL.flags - {"fma"}), ["baseline"]),
         ("x86_64", Processor(), []),
-        ("aarch64", INTEL, []),
-        ("aarch64", parse_cpuinfo(ARM), []),
-        ("riscv64", Processor(), []),
+        ("aarch64", Processor(), ["armv8"]),
+        ("aarch64", parse_cpuinfo(ARM), ["armv8"]),
+        ("riscv64", Processor(), ["generic"]),
+        ("riscv64", parse_cpuinfo(RISCV), ["generic"]),
+        ("s390x", INTEL, []),
     ],
-    ids=["avx-512", "avx2", "old", "avx2 without fma", "nothing known", "another", "arm", "riscv"],
+    ids=[
+        *("avx-512", "avx2", "old", "avx2 without fma", "nothing known"),
+        *("some arm", "arm", "some riscv", "riscv", "another"),
+    ],
 )
 def test_families_to_trace(arch: str, processor: Processor, expected: list[str]) -> None:
     assert names(to_trace(arch, processor, NUMPY)) == expected
@@ -118,6 +123,23 @@ def test_what_a_traced_family_holds() -> None:
     assert baseline.env["ATEN_CPU_CAPABILITY"] == "default"
     assert baseline.env["MKL_CBWR"] == "COMPATIBLE"
     assert set(avx2.needs) >= {"avx2", "fma"}
+
+
+def test_what_holds_others_than_x86() -> None:
+    """Kernels that every processor of the architecture can run, whoever made it."""
+    (generic,) = to_trace("riscv64", parse_cpuinfo(RISCV), ())
+    assert generic.env["OPENBLAS_CORETYPE"] == "RISCV64_GENERIC"  # never by the length of its vectors
+    (armv8,) = to_trace("aarch64", Processor(), None)
+    assert armv8.env["OPENBLAS_CORETYPE"] == "ARMV8"
+    assert armv8.numpy == families._NUMPY_ARM
+    assert to_trace("aarch64", Processor(), ("ASIMDHP", "SVE2"))[0].numpy == ("ASIMDHP",)
+    for family in (generic, armv8):
+        assert (family.needs, family.vendor) == ((), "")
+        assert why_not(family, Processor()) == ""
+        assert environment(family, Processor()) == family.env
+        assert families.from_json(asdict(family)) == family
+    env = environment(armv8, parse_cpuinfo(ARM))
+    assert env["NPY_DISABLE_CPU_FEATURES"] == "ASIMDHP"
 
 
 def test_numpy_is_only_told_of_features_that_it_knows() -> None:
@@ -186,7 +208,7 @@ def test_the_environment_is_a_copy() -> None:
 
 
 def test_every_feature_that_numpy_may_be_told_of_is_known() -> None:
-    told = {name for family in families._X86_64 for name in family.numpy}
+    told = {name for several in families._FAMILIES.values() for family in several for name in family.numpy}
     assert told == set(families._NUMPY_NEEDS)
 
 
