@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-LIBRARIES = ["tracer", "traceall", "guard"]
+LIBRARIES = ["tracer", "traceall", "guard", "emulate"]
+INIT_FIRST = ["traceall", "guard"]
 TARGETS = ["x86_64-linux-gnu.2.17", "aarch64-linux-gnu.2.17", "riscv64-linux-gnu.2.27"]
 COMPILE = [
     "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined",
@@ -56,7 +57,7 @@ def _build(result: Path, target: str, library: str, extra: list[str]) -> Path:
     # zig tells the linker's input by its suffix: .o
     subprocess.run([*zig, *LINK, "-o", str(new), str(compiled)], check=True)
     compiled.unlink()
-    if library != "tracer":
+    if library in INIT_FIRST:
         _init_first(new)
     new.replace(result)
     return result
