@@ -24,7 +24,7 @@ def explain(path: Path, host: Host, place: CachePlace, options: RunOptions | Non
     with Reader(path) as reader:
         refuse_cold_pack(reader)
         index = reader.index()
-        host, launch = choose(host, options, place, reader)
+        host, launch = choose(host, options, place, tuple(p.arch for p in index.payloads), str(path))
         arch = launch.arch
         payload = next(p for p in index.payloads if p.arch == arch)
         info = store.describe(index, payload, reader.identity)

@@ -89,7 +89,9 @@ def choose_kernels(launch: Launch, info: PayloadInfo) -> tuple[Choice, dict[str,
     model = machine.model_for(launch.launcher, launch.arch)
     for family in info.families:
         if not families.why_not(family, model.processor):
-            reason = f"what the emulated processor has: {model.reason}"
+            reason = "every processor has them"
+            if model.flags:
+                reason = f"what the emulated processor has: {model.reason}"
             return Choice("CPU kernels", family.name, reason), families.environment(family, model.processor)
     names = ", ".join(family.name for family in info.families)
     return Choice("CPU kernels", "any", f"the emulated processor has none of {names}", warn=True), {}

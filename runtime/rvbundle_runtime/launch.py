@@ -102,7 +102,8 @@ def prepare(host: Host, options: RunOptions, place: CachePlace, entry: tuple[str
         if selection.may_run_natively(host, options):  # a warm start: nothing is read but the footer
             unpacked = store.find(place.base, reader.identity, host.arch)
         if unpacked is None:
-            host, launch = choose(host, options, place, reader)
+            available = tuple(payload.arch for payload in reader.index().payloads)
+            host, launch = choose(host, options, place, available, str(image))
             unpacked = store.find(place.base, reader.identity, launch.arch)
             unpacked = unpacked or _unpack(place, reader, launch.arch)
         cold, pack = find_cold(image, options.cold, reader.identity)
@@ -113,16 +114,18 @@ def prepare(host: Host, options: RunOptions, place: CachePlace, entry: tuple[str
 
 
 def choose(
-    host: Host, options: RunOptions, place: CachePlace, reader: Reader
+    host: Host, options: RunOptions, place: CachePlace, available: tuple[str, ...], image: str
 ) -> tuple[Host, selection.Launch]:
-    """Choose payload and launcher, having looked for emulators if one may be needed; raises HostError."""
-    available = tuple(payload.arch for payload in reader.index().payloads)
+    """Choose among the payloads `available`, having looked for emulators if one may be needed.
+
+    Returns the host with what was found, and the choice; raises HostError.
+    """
     guests = selection.to_emulate(host, available, options)
     if guests:
         from rvbundle_runtime import emulators
 
         host = emulators.look(host, guests, place.base)
-    return host, selection.choose_launch(host, available, options, str(reader.path))
+    return host, selection.choose_launch(host, available, options, image)
 
 
 def _unpack(place: CachePlace, reader: Reader, arch: str) -> store.Unpacked:
