@@ -14,7 +14,7 @@ from rvbundle.progress import Progress, mib
 from rvbundle_runtime import launch
 from rvbundle_runtime.errors import RvbundleError, StoreError, UsageError
 from rvbundle_runtime.host import CachePlace, cache_place, read_host
-from rvbundle_runtime.options import make_options
+from rvbundle_runtime.options import EMULATORS, make_options
 
 app = typer.Typer(
     name="rvbundle",
@@ -31,6 +31,18 @@ _RecipePath = Annotated[
     Path, typer.Argument(metavar="RECIPE", help="A recipe.toml, or the folder that holds it.")
 ]
 _ImagePath = Annotated[Path, typer.Argument(metavar="IMAGE", help="An image (.rvb).")]
+_Payload = Annotated[
+    str | None,
+    typer.Option("--payload", metavar="ARCH", help="Take this payload, whatever the machine is."),
+]
+_Emulator = Annotated[
+    str | None,
+    typer.Option(
+        "--emulator",
+        metavar="|".join(EMULATORS),
+        help="What runs a payload for another machine; auto: none if need not be, else qemu, else box64.",
+    ),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -155,6 +167,8 @@ def run(
         str | None,
         typer.Option("--record", metavar="FILE", help="Write what had to be restored, for the next build."),
     ] = None,
+    payload: _Payload = None,
+    emulator: _Emulator = None,
     network: Annotated[bool, typer.Option("--network", help="Give the agent the network.")] = False,
     no_network: Annotated[
         bool, typer.Option("--no-network", help="Take it away, whatever the recipe says.")
@@ -171,7 +185,13 @@ def run(
 
     Everything after IMAGE belongs to the agent; its exit code is passed on.
     """
-    single = {"--memory": memory, "--cold": cold, "--record": record}
+    single = {
+        "--memory": memory,
+        "--cold": cold,
+        "--record": record,
+        "--payload": payload,
+        "--emulator": emulator,
+    }
     flags = {
         "--network": network,
         "--no-network": no_network,
@@ -200,6 +220,8 @@ def explain(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write that as a page with a treemap.")
     ] = None,
+    payload: _Payload = None,
+    emulator: _Emulator = None,
     as_json: _Json = False,
 ) -> None:
     """Say what `run` would do on this machine and why; of a build, why each file is hot or cold."""
@@ -218,11 +240,12 @@ def explain(
         if sizes:
             _emit(report, sizing.print_sizes, as_json)
         return
-    host, place = read_host(), _place()
     if files is not None:
         _emit(explaining.explain_files(image, files), explaining.print_files, as_json)
     else:
-        _emit(explaining.explain(image, host, place), explaining.print_plan, as_json)
+        given = {"--payload": payload, "--emulator": emulator}
+        options = make_options(str(image), [], {k: v for k, v in given.items() if v is not None}, {})
+        _emit(explaining.explain(image, read_host(), _place(), options), explaining.print_plan, as_json)
 
 
 @app.command(epilog="Example: rvbundle inspect dist/cartpole-policy-gradient-1.0.0.rvb --json")

@@ -14,24 +14,25 @@ from rvbundle_runtime.absent import RUN
 from rvbundle_runtime.errors import ImageError, RvbundleError
 from rvbundle_runtime.host import CachePlace, Host
 from rvbundle_runtime.image import Reader
-from rvbundle_runtime.launch import find_cold, refuse_cold_pack
+from rvbundle_runtime.launch import choose, find_cold, refuse_cold_pack
 from rvbundle_runtime.options import RunOptions
 
 
-def explain(path: Path, host: Host, place: CachePlace) -> dict[str, Any]:
+def explain(path: Path, host: Host, place: CachePlace, options: RunOptions | None = None) -> dict[str, Any]:
     """Return what `run` would do with the image on this host; raises ImageError, HostError."""
+    options = options or RunOptions(image=str(path))
     with Reader(path) as reader:
         refuse_cold_pack(reader)
         index = reader.index()
-        arch = planning.choose_arch(host, tuple(p.arch for p in index.payloads), str(path))
+        host, launch = choose(host, options, place, tuple(p.arch for p in index.payloads), str(path))
+        arch = launch.arch
         payload = next(p for p in index.payloads if p.arch == arch)
         info = store.describe(index, payload, reader.identity)
         unpacked = store.find(place.base, reader.identity, arch)
         cold, pack = find_cold(path, None, reader.identity)
         root = store.root_path(place.base, reader.identity, arch)
-        options = RunOptions(image=str(path))
         try:
-            plan = planning.make_plan(host, str(root), info, options, pack)
+            plan = planning.make_plan(host, str(root), info, options, pack, launch)
             choices = [vars(choice) for choice in plan.choices]
             argv, refused = list(plan.argv), None
         except RvbundleError as error:

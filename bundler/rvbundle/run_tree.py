@@ -10,13 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rvbundle_runtime import launch as launch_
 from rvbundle_runtime import plan as planning
 from rvbundle_runtime import supervisor
 from rvbundle_runtime.errors import RvbundleError
-from rvbundle_runtime.host import read_host
-from rvbundle_runtime.options import RunOptions
+from rvbundle_runtime.host import Host, cache_place, read_host
+from rvbundle_runtime.options import AUTO, RunOptions
 from rvbundle_runtime.store import PayloadInfo
 
+_PRELOAD_LIST = "/etc/ld.so.preload"
 MARKER = "rvbundle.run_tree: "  # before what went wrong, on stderr, for the trace stage
 
 
@@ -37,13 +39,25 @@ def main() -> int:
         request["network"],
         request["env"],
     )
-    options = RunOptions(image="", arguments=())
-    plan = planning.make_plan(
-        read_host(), str(Path(request["tree"])), info, options, planning.ColdPack("", "the tree is whole")
-    )
-    ours = (planning.Mount(source, target, read_only) for source, target, read_only in request["mounts"])
-    plan = replace(plan, mounts=(*ours, *plan.mounts))
+    plan = make_plan(read_host(), info, request)
     return supervisor.die_like(supervisor.run(plan, None))
+
+
+def make_plan(host: Host, info: PayloadInfo, request: dict[str, Any]) -> planning.Plan:
+    """Plan the run of a tree as that of a payload: natively, or by an emulator; raises HostError."""
+    options = RunOptions(image="", payload=info.arch, emulator=request.get("emulator", AUTO))
+    host, launch = launch_.choose(
+        host, options, cache_place(host.environ, host.uid), (info.arch,), "the frozen tree"
+    )
+    cold = planning.ColdPack("", "the tree is whole")
+    plan = planning.make_plan(host, request["tree"], info, options, cold, launch)
+    ours = [planning.Mount(*mount) for mount in request["mounts"]]
+    listed = [mount.source for mount in ours if mount.target == _PRELOAD_LIST]
+    if listed and plan.preload is not None:  # the tracer's list and the emulator's are one file
+        lines = [line for path in listed for line in Path(path).read_text().splitlines()]
+        ours = [mount for mount in ours if mount.target != _PRELOAD_LIST]
+        plan = replace(plan, preload=(*lines, *plan.preload))
+    return replace(plan, mounts=(*ours, *plan.mounts))
 
 
 if __name__ == "__main__":

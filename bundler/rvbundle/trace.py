@@ -23,7 +23,7 @@ from rvbundle.pages import PageTrace, dump_runs, load_runs, parse_record
 from rvbundle.recipe import Recipe, Workload
 from rvbundle.stage_agent import StagedAgent
 from rvbundle_runtime import families as families_
-from rvbundle_runtime.errors import SandboxError, TraceError
+from rvbundle_runtime.errors import HostError, SandboxError, TraceError
 from rvbundle_runtime.families import Family, Processor
 from rvbundle_runtime.host import read_processor
 
@@ -346,9 +346,10 @@ def launcher_environment(frozen: Frozen) -> dict[str, str]:
 def _raise_sandbox_error(done: process.Finished) -> None:
     """Raise what kept the workload from starting at all."""
     _, marker, text = done.stderr.rpartition(run_tree.MARKER)
-    if done.code == SandboxError.exit_code and marker:
-        value = json.loads(text)
-        raise SandboxError(value["message"], value["hint"].partition("\n")[0])
+    for error in (SandboxError, HostError):
+        if done.code == error.exit_code and marker:
+            value = json.loads(text)
+            raise error(value["message"], value["hint"].partition("\n")[0])
 
 
 def explain_failure(

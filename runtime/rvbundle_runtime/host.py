@@ -8,6 +8,7 @@ from pathlib import Path
 from rvbundle_runtime import store
 from rvbundle_runtime.errors import SandboxError
 from rvbundle_runtime.families import Processor, parse_cpuinfo
+from rvbundle_runtime.machine import parse_cpu_list
 
 # What of the caller's environment an agent may see. Everything else stays out: LD_*, PYTHON*, OMP_*,
 # OPENBLAS_* and the like change results or crash, and the rest would make runs differ from host to host.
@@ -18,8 +19,32 @@ ENV_PROXIES = tuple(
 
 
 @dataclass(frozen=True)
+class Emulator:
+    """A program that runs programs of the architecture `guest`, and what was found out about it.
+
+    `kind` is "qemu" or "box64"; `version` is as it says itself, "" if unknown; `probe` is "" where it has
+    passed its probe, else what went wrong. One that is linked dynamically needs its `loader` (ld.so) and
+    `libraries`; `carried`: these lie in a folder of its own, where the host's ld.so would not look for them.
+    """
+
+    kind: str
+    guest: str
+    path: str
+    version: str = ""
+    probe: str = ""
+    loader: str = ""
+    libraries: tuple[str, ...] = ()
+    carried: bool = False
+
+
+@dataclass(frozen=True)
 class Host:
-    """A machine and a caller. `namespaces_denied` is "" where user namespaces work, else why not."""
+    """A machine and a caller. `namespaces_denied` is "" where user namespaces work, else why not.
+
+    `cpus` are the numbers of the processors that are online. What costs time to find out is looked at only
+    where it matters (`emulators.look`): the `emulators`, and `binfmt_denied`, which is "" where a user
+    namespace can have emulators of its own (binfmt_misc).
+    """
 
     arch: str
     kernel: str
@@ -31,6 +56,9 @@ class Host:
     namespaces_denied: str
     namespaces_fix: str
     processor: Processor = field(default_factory=Processor)
+    cpus: tuple[int, ...] = (0,)
+    emulators: tuple[Emulator, ...] = ()
+    binfmt_denied: str = "not looked at"
 
 
 def read_host() -> Host:
@@ -48,6 +76,7 @@ def read_host() -> Host:
         namespaces_denied=denied,
         namespaces_fix=fix,
         processor=read_processor(),
+        cpus=_online_cpus(),
     )
 
 
@@ -61,6 +90,13 @@ def read_processor() -> Processor:
             return parse_cpuinfo(file.read(_CPUINFO_READ).decode("utf-8", "replace"))
     except OSError:
         return Processor()
+
+
+def _online_cpus() -> tuple[int, ...]:
+    try:
+        return parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text())
+    except (OSError, ValueError):
+        return tuple(range(os.cpu_count() or 1))
 
 
 def _current_folder() -> str:

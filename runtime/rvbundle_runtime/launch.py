@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rvbundle_runtime import plan as planning
-from rvbundle_runtime import store
+from rvbundle_runtime import selection, store
 from rvbundle_runtime.errors import HostError, ImageError, StoreError
 from rvbundle_runtime.host import CachePlace, Host, cache_place, read_host
 from rvbundle_runtime.image import Reader
@@ -98,15 +98,34 @@ def prepare(host: Host, options: RunOptions, place: CachePlace, entry: tuple[str
     image = Path(options.image)
     with Reader(image) as reader:
         refuse_cold_pack(reader)
-        unpacked = store.find(place.base, reader.identity, host.arch)
+        launch, unpacked = selection.native_launch(host), None
+        if selection.may_run_natively(host, options):  # a warm start: nothing is read but the footer
+            unpacked = store.find(place.base, reader.identity, host.arch)
         if unpacked is None:
-            arch = planning.choose_arch(host, tuple(p.arch for p in reader.index().payloads), str(image))
-            unpacked = _unpack(place, reader, arch)
+            available = tuple(payload.arch for payload in reader.index().payloads)
+            host, launch = choose(host, options, place, available, str(image))
+            unpacked = store.find(place.base, reader.identity, launch.arch)
+            unpacked = unpacked or _unpack(place, reader, launch.arch)
         cold, pack = find_cold(image, options.cold, reader.identity)
     _check_executable(unpacked.root)
     info = replace(unpacked.info, argv=entry or unpacked.info.argv)
-    plan = planning.make_plan(host, str(unpacked.root), info, options, pack)
+    plan = planning.make_plan(host, str(unpacked.root), info, options, pack, launch)
     return Prepared(plan, cold, place, unpacked)
+
+
+def choose(
+    host: Host, options: RunOptions, place: CachePlace, available: tuple[str, ...], image: str
+) -> tuple[Host, selection.Launch]:
+    """Choose among the payloads `available`, having looked for emulators if one may be needed.
+
+    Returns the host with what was found, and the choice; raises HostError.
+    """
+    guests = selection.to_emulate(host, available, options)
+    if guests:
+        from rvbundle_runtime import emulators
+
+        host = emulators.look(host, guests, place.base)
+    return host, selection.choose_launch(host, available, options, image)
 
 
 def _unpack(place: CachePlace, reader: Reader, arch: str) -> store.Unpacked:

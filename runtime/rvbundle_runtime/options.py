@@ -16,6 +16,8 @@ OPTIONS: dict[str, tuple[str, bool]] = {
     "--memory": ("SIZE", False),
     "--cold": ("FILE", False),
     "--record": ("FILE", False),
+    "--payload": ("ARCH", False),
+    "--emulator": ("auto|qemu|box64|none", False),
     "--network": ("", False),
     "--no-network": ("", False),
     "--no-cwd": ("", False),
@@ -24,6 +26,8 @@ OPTIONS: dict[str, tuple[str, bool]] = {
 }
 _RESERVED = frozenset("usr app bin lib lib64 sbin proc dev sys run etc oldroot".split())
 _MEMORY_MIN = 8 << 20  # bytes; with less Python crashes at its start
+AUTO, NO_EMULATOR = "auto", "none"
+EMULATORS = (AUTO, "qemu", "box64", NO_EMULATOR)
 SHORT = {"-v": "--volume", "-e": "--env", "-m": "--memory"}
 
 
@@ -38,7 +42,10 @@ class Volume:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command line of `run` asked for. `network` None means: as the image says."""
+    """What the command line of `run` asked for.
+
+    `network` None means: as the image says; `payload` None: what fits the machine.
+    """
 
     image: str
     arguments: tuple[str, ...] = ()
@@ -48,6 +55,8 @@ class RunOptions:
     memory: int | None = None
     cold: str | None = None
     record: str | None = None
+    payload: str | None = None
+    emulator: str = AUTO
     network: bool | None = None
     cwd: bool = True
     sandbox: bool = True
@@ -123,6 +132,8 @@ def make_options(
         memory=_parse_memory(single["--memory"]) if "--memory" in single else None,
         cold=single.get("--cold"),
         record=single.get("--record"),
+        payload=single.get("--payload"),
+        emulator=_parse_emulator(single.get("--emulator", AUTO)),
         network=network,
         cwd="--no-cwd" not in single,
         sandbox="--no-sandbox" not in single,
@@ -160,6 +171,15 @@ def parse_env(text: str) -> tuple[str, str | None]:
     if not name or not name.replace("_", "a").isalnum() or name[0].isdigit():
         raise UsageError(f"run: --env {text}: expected NAME=VALUE or NAME")
     return name, value if equals else None
+
+
+def _parse_emulator(text: str) -> str:
+    if text not in EMULATORS:
+        raise UsageError(
+            f"run: --emulator {text}: expected {', '.join(EMULATORS[:-1])} or {EMULATORS[-1]}",
+            "auto: natively if the image has a payload for this machine, else emulated",
+        )
+    return text
 
 
 def _parse_memory(text: str) -> int:

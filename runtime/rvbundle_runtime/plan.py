@@ -8,25 +8,17 @@ from dataclasses import dataclass
 
 from rvbundle_runtime import families
 from rvbundle_runtime.absent import GUARD
-from rvbundle_runtime.errors import HostError, SandboxError
+from rvbundle_runtime.choice import NAMESPACES, NONE, ROOT, Choice
+from rvbundle_runtime.emulation import BINFMT, Emulation, choose_kernels, plan_emulation
+from rvbundle_runtime.errors import SandboxError
 from rvbundle_runtime.host import ENV_ALLOWED, ENV_PROXIES, Host
 from rvbundle_runtime.options import RunOptions
+from rvbundle_runtime.selection import Launch, native_launch
 from rvbundle_runtime.store import PayloadInfo
 
-NAMESPACES, ROOT, NONE = "namespaces", "root", "none"
 HOME = "/home/agent"
 PAGER_SOCKET = "/run/rvbundle/pager"
 PRESENT_FILE = "/run/rvbundle/present"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One decision: what was chosen and why. `warn`: the user should know even if nobody asked."""
-
-    what: str
-    value: str
-    reason: str
-    warn: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,7 +33,10 @@ class Mount:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the agent will be started. Paths in `argv` and `workdir` are those that the agent sees."""
+    """How the agent will be started. Paths in `argv` and `workdir` are those that the agent sees.
+
+    `preload` are the lines of the sandbox's /etc/ld.so.preload; None leaves it as the payload has it.
+    """
 
     root: str
     info: PayloadInfo
@@ -54,6 +49,13 @@ class Plan:
     memory: int | None
     cold: str | None
     choices: tuple[Choice, ...]
+    emulation: Emulation | None = None
+    preload: tuple[str, ...] | None = None
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The words to execute: `argv`, by way of the emulator where the kernel does not see to that."""
+        return self.emulation.command(self.argv) if self.emulation else self.argv
 
 
 @dataclass(frozen=True)
@@ -68,18 +70,19 @@ class ColdPack:
     unusable: bool = False
 
 
-def choose_arch(host: Host, available: tuple[str, ...], image: str) -> str:
-    """Return the payload to run on `host`; raises HostError if there is none for its architecture."""
-    if host.arch in available:
-        return host.arch
-    raise HostError(
-        f"{image} has no payload for this machine ({host.arch}); it has: {', '.join(available)}",
-        "build it on a machine of this architecture (emulated and foreign payloads are not supported yet)",
-    )
+def make_plan(
+    host: Host,
+    root: str,
+    info: PayloadInfo,
+    options: RunOptions,
+    cold: ColdPack,
+    launch: Launch | None = None,
+) -> Plan:
+    """Decide how to run the payload `info` unpacked at `root`: natively without `launch`.
 
-
-def make_plan(host: Host, root: str, info: PayloadInfo, options: RunOptions, cold: ColdPack) -> Plan:
-    """Decide how to run the payload `info` unpacked at `root`; raises SandboxError."""
+    Raises SandboxError.
+    """
+    launch = launch or native_launch(host)
     sandbox, why_sandbox = _choose_sandbox(host, options)
     network = info.network if options.network is None else options.network
     why_network = "the recipe says so" if options.network is None else "the command line says so"
@@ -88,10 +91,11 @@ def make_plan(host: Host, root: str, info: PayloadInfo, options: RunOptions, col
     mounts = _mounts(host, options, network)
     confined = sandbox != NONE
     prefix = "" if confined else root
-    kernels, kernel_env = _choose_kernels(host, info, cold)
+    emulation, emulating = plan_emulation(host, launch, info, sandbox, root)
+    kernels, kernel_env = _choose_kernels(host, info, cold, launch)
     choices = [
-        Choice("payload", info.arch, f"native to this machine ({host.arch})"),
-        Choice("emulator", "none", "the payload is native"),
+        Choice("payload", info.arch, launch.why_payload),
+        *emulating,
         Choice("sandbox", sandbox, why_sandbox),
         Choice("network", "on" if network else "off", why_network),
         Choice("cold pack", cold.path or "none", cold.reason, warn=cold.unusable),
@@ -108,7 +112,7 @@ def make_plan(host: Host, root: str, info: PayloadInfo, options: RunOptions, col
         choices.append(
             Choice("memory", f"{options.memory >> 20} MiB of data per process", "--memory (RLIMIT_DATA)")
         )
-    env = _environment(host, info, options, network, confined, root, kernel_env)
+    env = _environment(host, info, options, network, confined, root, kernel_env, emulation)
     choices.append(Choice("environment", ", ".join(sorted(env)), "only these variables reach the agent"))
     return Plan(
         root=root,
@@ -122,13 +126,26 @@ def make_plan(host: Host, root: str, info: PayloadInfo, options: RunOptions, col
         memory=options.memory,
         cold=cold.path or None,
         choices=tuple(choices),
+        emulation=emulation,
+        preload=_preload_list(emulation) if confined else None,
     )
 
 
-def _choose_kernels(host: Host, info: PayloadInfo, cold: ColdPack) -> tuple[Choice, dict[str, str]]:
+def _preload_list(emulation: Emulation | None) -> tuple[str, ...] | None:
+    if emulation is None or emulation.children == BINFMT:
+        return None
+    # The list is not for an emulator's own ld.so, which would read it.
+    return () if emulation.start.preload else emulation.preload
+
+
+def _choose_kernels(
+    host: Host, info: PayloadInfo, cold: ColdPack, launch: Launch
+) -> tuple[Choice, dict[str, str]]:
     """Choose the family of CPU kernels, and the variables that hold numeric libraries to it."""
     if not info.families:
         return Choice("CPU kernels", "any", "every kernel is in the image"), {}
+    if not launch.native:
+        return choose_kernels(launch, info)
     if cold.path:
         return Choice("CPU kernels", "any", "the cold pack has those that no trace touched"), {}
     refused: list[str] = []
@@ -193,6 +210,7 @@ def _environment(
     confined: bool,
     root: str,
     kernels: dict[str, str],
+    emulation: Emulation | None,
 ) -> dict[str, str]:
     env = {name: host.environ[name] for name in ENV_ALLOWED if name in host.environ}
     if network:
@@ -210,15 +228,23 @@ def _environment(
     else:
         env |= {n: host.environ[n] for n in ("HOME", "USER", "LOGNAME", "TMPDIR") if n in host.environ}
         env["PATH"] = f"{root}/usr/bin:{host.environ.get('PATH', '/usr/bin:/bin')}"
-        env["LD_LIBRARY_PATH"] = f"{root}/{info.libdir}"
+        if not (emulation and emulation.start.preload):  # else they would be for the emulator's own ld.so
+            env["LD_LIBRARY_PATH"] = f"{root}/{info.libdir}"
     env |= kernels
+    if emulation:
+        env |= emulation.start.env
     env |= info.env
     for name, value in options.env:
         if value is not None:
             env[name] = value
         elif name in host.environ:
             env[name] = host.environ[name]
-    if info.trimmed and not confined:  # in the sandbox /etc/ld.so.preload does it, whatever the environment
-        others = f":{env['LD_PRELOAD']}" if env.get("LD_PRELOAD") else ""
-        env |= {"LD_PRELOAD": f"{root}/{GUARD}{others}", "RVBUNDLE_ROOT": root}
+    guard = (f"{root}/{GUARD}",) if info.trimmed else ()
+    preload = emulation.preload if emulation else guard
+    if confined:  # there /etc/ld.so.preload names them, whatever the environment
+        return env
+    if preload and not (emulation and emulation.start.preload):
+        env["LD_PRELOAD"] = ":".join([*preload, *filter(None, [env.get("LD_PRELOAD")])])
+    if info.trimmed:
+        env["RVBUNDLE_ROOT"] = root
     return env

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rvbundle_runtime import syscalls as sys_
+from rvbundle_runtime.emulation import EMULATE, EMULATOR_FILE, PRELOAD, Emulation
 from rvbundle_runtime.errors import SandboxError
 from rvbundle_runtime.plan import HOME, Mount, Plan
 
@@ -161,6 +162,27 @@ class Bind:
 
 
 @dataclass(frozen=True)
+class Cover:
+    """Show a text in the place of a file that is there, read-only; `folder` is where the text is put."""
+
+    path: str
+    text: str
+    folder: str = "/run/rvbundle"
+
+    def describe(self) -> str:
+        return f"replace {self.path}"
+
+    def execute(self) -> None:
+        os.makedirs(self.folder, exist_ok=True)
+        file = f"{self.folder}/{os.path.basename(self.path)}"
+        with open(file, "w", encoding="utf-8") as output:
+            output.write(self.text)
+        sys_.mount(file, self.path, "", sys_.MS_BIND)
+        sys_.make_read_only(self.path)
+        os.unlink(file)  # the mount keeps it, and nobody can write to it any more
+
+
+@dataclass(frozen=True)
 class LeaveOldRoot:
     """Take the host's files away and make the root itself read-only."""
 
@@ -226,7 +248,22 @@ def operations(plan: Plan, uid: int, gid: int) -> list[Operation]:
     if not any(mount.target == "/agent" for mount in plan.mounts):
         steps.append(Tmpfs("/agent"))
     steps += [Bind(mount) for mount in plan.mounts]
+    steps += _emulation(plan.emulation)
+    if plan.preload is not None:
+        steps.append(WriteFile("/etc/ld.so.preload", "".join(f"{line}\n" for line in plan.preload)))
     steps.append(LeaveOldRoot())
+    return steps
+
+
+def _emulation(emulation: Emulation | None) -> list[Operation]:
+    """Return the steps that show what emulated programs must see."""
+    steps: list[Operation] = []
+    if emulation and emulation.cpuinfo:
+        steps.append(Cover("/proc/cpuinfo", emulation.cpuinfo))
+    if emulation and emulation.children == PRELOAD:
+        files = (*emulation.start.files, (emulation.library, EMULATE))
+        steps += [Bind(Mount(source, target, read_only=True)) for source, target in files]
+        steps.append(WriteFile(EMULATOR_FILE, emulation.start.settings()))
     return steps
 
 

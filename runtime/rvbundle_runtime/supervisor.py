@@ -18,9 +18,11 @@ from dataclasses import dataclass, replace
 
 from rvbundle_runtime import sandbox
 from rvbundle_runtime import syscalls as sys_
+from rvbundle_runtime.choice import NAMESPACES, NONE
+from rvbundle_runtime.emulation import BINFMT
 from rvbundle_runtime.errors import RvbundleError, SandboxError
 from rvbundle_runtime.pager import Pager
-from rvbundle_runtime.plan import NAMESPACES, NONE, PAGER_SOCKET, PRESENT_FILE, Plan
+from rvbundle_runtime.plan import PAGER_SOCKET, PRESENT_FILE, Plan
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _WAITED = frozenset({signal.SIGCHLD, *_FORWARDED})
@@ -69,7 +71,7 @@ def _run_confined(
     plan: Plan, pager: Pager | None, present: bytes, old_mask: set[int | signal.Signals]
 ) -> Outcome:
     uid, gid = os.getuid(), os.getgid()
-    _unshare_outer(plan, uid, gid)
+    instance = _unshare_outer(plan, uid, gid)
     reading, writing = os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -79,6 +81,8 @@ def _run_confined(
         _supervise(plan, pager, present, writing, uid, gid, old_mask)
     os.close(writing)
     _wait(supervisor)
+    if instance is not None:
+        os.close(instance)
     with os.fdopen(reading, "rb") as pipe:
         report = pipe.read()
     if not report:
@@ -89,19 +93,25 @@ def _run_confined(
     return Outcome(value["code"], value["signal"])
 
 
-def _unshare_outer(plan: Plan, uid: int, gid: int) -> None:
-    if plan.sandbox == NAMESPACES:
-        _wait_until_single_threaded()
-        sys_.unshare(sys_.CLONE_NEWUSER | sys_.CLONE_NEWPID)
-        for name, text in (
-            ("setgroups", "deny"),
-            ("uid_map", f"{uid} {uid} 1\n"),
-            ("gid_map", f"{gid} {gid} 1\n"),
-        ):
-            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-                file.write(text)
-    else:
+def _unshare_outer(plan: Plan, uid: int, gid: int) -> int | None:
+    """Move into the namespaces that the supervisor is born into; return what must stay open until its end."""
+    if plan.sandbox != NAMESPACES:
         sys_.unshare(sys_.CLONE_NEWPID)
+        return None
+    _wait_until_single_threaded()
+    if plan.emulation is None or plan.emulation.children != BINFMT:
+        sys_.unshare(sys_.CLONE_NEWUSER | sys_.CLONE_NEWPID)
+        sys_.map_ids((uid, uid), (gid, gid))
+        return None
+    from rvbundle_runtime import binfmt
+
+    # Two user namespaces, one inside the other: in the outer one, whose user 0 we are, binfmt_misc can be
+    # used at all; in the inner one the agent has the user id that it has everywhere.
+    instance = binfmt.enter(uid, gid)
+    binfmt.register(instance, plan.info.arch, plan.emulation.emulator, plan.emulation.native)
+    sys_.unshare(sys_.CLONE_NEWUSER | sys_.CLONE_NEWPID)
+    sys_.map_ids((uid, 0), (gid, 0))
+    return instance
 
 
 def _wait_until_single_threaded() -> None:
@@ -173,6 +183,10 @@ def _run_unconfined(
         fd = os.memfd_create("rvbundle-present")  # leaves nothing behind, however this process ends
         _share_present(fd, present, pager)
         plan = replace(plan, env={**plan.env, "RVBUNDLE_PRESENT": f"/proc/{os.getpid()}/fd/{fd}"})
+    if plan.emulation:
+        fd = os.memfd_create("rvbundle-emulator")
+        os.write(fd, plan.emulation.start.settings().encode())
+        plan = replace(plan, env={**plan.env, "RVBUNDLE_EMULATOR_FILE": f"/proc/{os.getpid()}/fd/{fd}"})
     if pager:
         address = f"@rvbundle-{os.getpid()}-{os.urandom(6).hex()}"
         pager.listen(address)
@@ -198,7 +212,7 @@ def _start(plan: Plan, old_mask: set[int | signal.Signals]) -> int:
         try:
             sys_.prctl(sys_.PR_SET_PDEATHSIG, signal.SIGKILL)
             os.chdir(plan.workdir)
-            doing = " ".join(plan.argv[:1])
+            doing = " ".join(plan.command[:1])
             if plan.memory is not None:
                 resource.setrlimit(resource.RLIMIT_DATA, (plan.memory, plan.memory))
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them: programs do not expect it
@@ -206,7 +220,7 @@ def _start(plan: Plan, old_mask: set[int | signal.Signals]) -> int:
             if callable(signal.getsignal(signal.SIGINT)):  # else it is ignored, and stays so (nohup)
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
-            os.execve(plan.argv[0], plan.argv, plan.env)
+            os.execve(plan.command[0], plan.command, plan.env)
         except OSError as error:
             os.write(writing, f"{doing}: {error.strerror}".encode())
         except (ValueError, IndexError, OverflowError, TypeError) as error:

@@ -35,6 +35,17 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), "unshare")
 
 
+def map_ids(user: tuple[int, int], group: tuple[int, int]) -> None:
+    """Map the user and the group of this new user namespace: (inside, outside)."""
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{user[0]} {user[1]} 1\n"),
+        ("gid_map", f"{group[0]} {group[1]} 1\n"),
+    ):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+
+
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
     """Call mount(2); empty strings stand for NULL."""
     words = [word.encode() if word else None for word in (source, target, kind, data)]

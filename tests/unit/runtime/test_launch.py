@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from rvbundle.record import Recorded, read_records
-from rvbundle_runtime import launch, store, supervisor
+from rvbundle_runtime import emulators, launch, store, supervisor
 from rvbundle_runtime.errors import HostError, ImageError, StoreError
-from rvbundle_runtime.host import CachePlace
+from rvbundle_runtime.host import CachePlace, Emulator, Host
 from rvbundle_runtime.options import RunOptions
 from rvbundle_runtime.pager import Pager
 from rvbundle_runtime.plan import ColdPack, Plan
@@ -141,8 +141,42 @@ def test_running_a_cold_pack(image: Path, place: CachePlace) -> None:
 
 def test_an_image_for_another_machine(image: Path, place: CachePlace) -> None:
     with pytest.raises(HostError) as caught:
-        launch.prepare(replace(HOST, arch="s390x"), RunOptions(str(image)), place)
-    assert caught.value.message == f"{image} has no payload for this machine (s390x); it has: {ARCH}"
+        launch.prepare(replace(HOST, arch="s390x", environ={}), RunOptions(str(image)), place)
+    assert caught.value.message == (
+        f"{image} has no payload for this machine (s390x), and no emulator will do; it has: {ARCH}\n"
+        f"  not qemu for {ARCH}: there is no qemu-{ARCH} in PATH\n"
+        f"  not box64 for {ARCH}: there is no box64 in PATH"
+    )
+
+
+def test_nothing_looks_for_emulators_before_a_native_run(
+    image: Path, place: CachePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(emulators, "look", refuse)
+    for options in ({}, {"payload": ARCH}, {"emulator": "none"}):
+        prepared = launch.prepare(HERE, RunOptions(str(image), **options), place)  # type: ignore[arg-type]
+        assert prepared.plan.emulation is None
+    with pytest.raises(AssertionError):
+        launch.prepare(HERE, RunOptions(str(image), emulator="qemu"), place)
+
+
+def test_an_emulated_run(image: Path, place: CachePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Emulator("qemu", ARCH, "/opt/qemu", "10.0.13")
+    asked = []
+
+    def look(host: Host, guests: tuple[str, ...], base: Path) -> Host:
+        asked.append((guests, base))
+        return replace(host, emulators=(found,), binfmt_denied="")
+
+    monkeypatch.setattr(emulators, "look", look)
+    plan = launch.prepare(HERE, RunOptions(str(image), ("x",), emulator="qemu"), place).plan
+    assert asked == [((ARCH,), place.base)]
+    assert plan.argv == plan.command == ("/usr/bin/agent", "--now", "x")
+    assert plan.emulation
+    assert (plan.emulation.children, plan.emulation.emulator) == ("binfmt_misc", "/opt/qemu")
 
 
 def test_no_execution_allowed(image: Path, place: CachePlace, monkeypatch: pytest.MonkeyPatch) -> None:

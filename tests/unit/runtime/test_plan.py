@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 
 from rvbundle_runtime import plan as planning
-from rvbundle_runtime.errors import HostError, SandboxError
+from rvbundle_runtime.errors import SandboxError
 from rvbundle_runtime.families import Family, Processor
 from rvbundle_runtime.host import Host
 from rvbundle_runtime.options import RunOptions, Volume
-from rvbundle_runtime.plan import ColdPack, Mount, Plan, choose_arch, make_plan
+from rvbundle_runtime.plan import ColdPack, Mount, Plan, make_plan
 from rvbundle_runtime.store import PayloadInfo
 
 HOST = Host(
@@ -59,17 +59,6 @@ def plan(host: Host = HOST, info: PayloadInfo = INFO, pack: ColdPack = NO_PACK, 
 def choice(made: Plan, what: str) -> tuple[str, str]:
     (found,) = [c for c in made.choices if c.what == what]
     return found.value, found.reason
-
-
-def test_native_payload() -> None:
-    assert choose_arch(HOST, ("x86_64", "riscv64"), "x.rvb") == "riscv64"
-
-
-def test_no_native_payload() -> None:
-    with pytest.raises(HostError) as caught:
-        choose_arch(HOST, ("x86_64", "aarch64"), "x.rvb")
-    assert caught.value.message == "x.rvb has no payload for this machine (riscv64); it has: x86_64, aarch64"
-    assert caught.value.hint.startswith("build it on a machine of this architecture")
 
 
 def test_plain_run() -> None:

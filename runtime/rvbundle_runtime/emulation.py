@@ -1,0 +1,97 @@
+"""How the programs of an emulated payload are started, and what of the machine they see. Pure."""
+
+import os.path
+from dataclasses import dataclass, replace
+
+from rvbundle_runtime import families, launchers, machine
+from rvbundle_runtime.absent import GUARD
+from rvbundle_runtime.choice import NAMESPACES, NONE, Choice
+from rvbundle_runtime.host import Emulator, Host
+from rvbundle_runtime.selection import Launch
+from rvbundle_runtime.store import PayloadInfo
+
+BINFMT, PRELOAD = "binfmt_misc", "preload"
+EMULATE = "/run/rvbundle/emulate.so"  # in the sandbox: what puts the emulator before the programs executed
+EMULATOR_FILE = "/run/rvbundle/emulator"  # in the sandbox: what tells it how (docs/emulation.md)
+_NATIVE = f"{os.path.dirname(os.path.abspath(__file__))}/native"
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """How a payload's programs are emulated.
+
+    `start` is what comes before each; `children` is BINFMT (the kernel puts it there, out of everybody's
+    sight) or PRELOAD (`library`, a file of the host, puts it before what a program executes). `emulator` is
+    the host's path of the emulator's file; `native` tells whether the payload is for the host's own
+    architecture after all; `cpuinfo` replaces /proc/cpuinfo, "" where the emulator does that; `preload` are
+    the libraries that every program preloads.
+    """
+
+    start: launchers.Start
+    children: str
+    emulator: str
+    native: bool
+    cpuinfo: str
+    library: str
+    preload: tuple[str, ...]
+
+    def command(self, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the words that start the program `argv`."""
+        return argv if self.children == BINFMT else self.start.command(argv[0], argv)
+
+
+def plan_emulation(
+    host: Host, launch: Launch, info: PayloadInfo, sandbox: str, root: str
+) -> tuple[Emulation | None, tuple[Choice, ...]]:
+    """Decide how the payload `info`, unpacked at `root`, is emulated; None for one that runs natively."""
+    if launch.native:
+        return None, (Choice("emulator", "none", launch.why_launcher),)
+    emulator = launchers.usable(host, launch.launcher, launch.arch)
+    assert emulator  # that is why it was chosen
+    seen = "" if sandbox != NONE else root  # where the payload's programs see its root
+    start = launchers.ALL[launch.launcher].start(host, launch.arch, seen)
+    children, why_children = _choose_children(host, emulator, sandbox)
+    library = f"{_NATIVE}/{launch.arch}/emulate.so"
+    preload = [f"{seen}/{GUARD}"] if info.trimmed else []
+    if children == PRELOAD:
+        preload.append(EMULATE if sandbox != NONE else library)
+    if start.preload:
+        start = replace(start, env={**start.env, start.preload: ":".join(preload)})
+    model = machine.model_for(launch.launcher, launch.arch)
+    cpuinfo = machine.cpuinfo(model, host.cpus) if sandbox != NONE else ""
+    native = launch.arch == host.arch
+    why = "; ".join(text for text in (f"{emulator.path} passed its probe", launch.why_launcher) if text)
+    return Emulation(start, children, emulator.path, native, cpuinfo, library, tuple(preload)), (
+        Choice("emulator", f"{launch.launcher} {emulator.version}", why),
+        Choice("processor", model.option or "its default", model.reason),
+        Choice("children", children, why_children),
+    )
+
+
+def _choose_children(host: Host, emulator: Emulator, sandbox: str) -> tuple[str, str]:
+    """Choose what starts the emulator for the programs that the agent executes."""
+    if sandbox == NONE:
+        return PRELOAD, "binfmt_misc needs the sandbox"
+    if sandbox != NAMESPACES:
+        return PRELOAD, "without a user namespace binfmt_misc would be the whole machine's"
+    if emulator.loader:
+        return PRELOAD, f"binfmt_misc needs a static emulator, and {emulator.path} is linked dynamically"
+    if host.binfmt_denied:
+        return PRELOAD, f"no binfmt_misc in user namespaces: {host.binfmt_denied}"
+    return BINFMT, "the sandbox's user namespace has its own"
+
+
+def choose_kernels(launch: Launch, info: PayloadInfo) -> tuple[Choice, dict[str, str]]:
+    """Choose the best family that the emulated processor has, cold pack or not: there is none that is faster.
+
+    Returns the variables that hold numeric libraries to it as well.
+    """
+    model = machine.model_for(launch.launcher, launch.arch)
+    for family in info.families:
+        if not families.why_not(family, model.processor):
+            reason = "every processor has them"
+            if model.flags:
+                reason = f"what the emulated processor has: {model.reason}"
+            return Choice("CPU kernels", family.name, reason), families.environment(family, model.processor)
+    names = ", ".join(family.name for family in info.families)
+    return Choice("CPU kernels", "any", f"the emulated processor has none of {names}", warn=True), {}

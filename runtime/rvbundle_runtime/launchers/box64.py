@@ -1,0 +1,36 @@
+"""box64: translates x86-64 programs, and uses the host's libc for them."""
+
+from rvbundle_runtime.host import Host
+from rvbundle_runtime.launchers.start import Start, itself, usable, why_none
+
+name = "box64"
+GUEST = "x86_64"
+# docs/USAGE.md of box64: no banner and no files of settings; NaN and rounding as x86-64 does them; no AVX, so
+# that the processor is the one of machine.BOX64; libgomp as the payload has it (the wrapper knows four
+# functions only).
+_ENV = {
+    "BOX64_NOBANNER": "1",
+    "BOX64_LOG": "0",
+    "BOX64_NORCFILES": "1",
+    "BOX64_AVX": "0",
+    "BOX64_DYNAREC_FASTNAN": "0",
+    "BOX64_DYNAREC_FASTROUND": "0",
+    "BOX64_EMULATED_LIBS": "libgomp.so.1",
+}
+
+
+def why_not(host: Host, arch: str) -> str:
+    """Return "" if a box64 that has passed its probe is there; it knows x86-64 only."""
+    if arch != GUEST:
+        return f"it runs {GUEST} programs only"
+    return why_none(host, name, arch, name)
+
+
+def start(host: Host, arch: str, root: str) -> Start:
+    """Return box64, by its own ld.so where it is linked dynamically."""
+    emulator = usable(host, name, arch)
+    assert emulator  # why_not said so
+    plain = itself(emulator, confined=not root)
+    env = {**_ENV, "BOX64_LD_LIBRARY_PATH": f"{root}/lib:{root}/usr/lib"} if root else _ENV
+    variables = {"argv0_variable": "BOX64_ARG0", "preload": "BOX64_LD_PRELOAD"}
+    return Start(plain.words, plain.files, env=env, **variables)

@@ -1,0 +1,70 @@
+"""What launchers share: the emulators to choose among, and what goes before a program."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rvbundle_runtime.host import Emulator, Host
+
+# Where the sandbox shows emulators: each file is a read-only mount of its own.
+FOLDER = "/run/rvbundle/emulator.d"
+
+
+@dataclass(frozen=True)
+class Start:
+    """How programs are started: `words` come before each, `files` (host's path, the sandbox's) are visible.
+
+    `argv0` is the emulator's option, after the words, whose value is the program's argv[0]; `argv0_variable`
+    a variable that says the same. `env` are variables that the emulator needs
+    in every process; `preload` is the one by which it preloads libraries into programs, "" where their own
+    ld.so does that.
+    """
+
+    words: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
+    argv0: str = ""
+    argv0_variable: str = ""
+    preload: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self, program: str, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the words that start `program`, which is to see `argv` (its name first)."""
+        if not self.words:
+            return argv
+        return (*self.words, *((self.argv0, *argv[:1]) if self.argv0 else ()), program, *argv[1:])
+
+    def settings(self) -> str:
+        """Return the file that tells emulate.so the same (docs/emulation.md)."""
+        lines = [f"emulator {self.words[0]}", *(f"word {word}" for word in self.words[1:])]
+        lines += [f"argv0 {self.argv0}"] if self.argv0 else []
+        lines += [f"argv0-variable {self.argv0_variable}"] if self.argv0_variable else []
+        lines += [f"variable {name}={value}" for name, value in self.env.items()]
+        return "".join(f"{line}\n" for line in lines)
+
+
+def usable(host: Host, kind: str, arch: str) -> Emulator | None:
+    """Return the first emulator of `kind` for programs for `arch` that has passed its probe."""
+    return next((e for e in host.emulators if (e.kind, e.guest, e.probe) == (kind, arch, "")), None)
+
+
+def why_none(host: Host, kind: str, arch: str, names: str) -> str:
+    """Return why no emulator of `kind` runs programs for `arch`; `names` is what was looked for."""
+    if usable(host, kind, arch):
+        return ""
+    found = [f"{e.path} {e.probe}" for e in host.emulators if (e.kind, e.guest) == (kind, arch)]
+    return "; ".join(found) or f"there is no {names} in PATH"
+
+
+def itself(emulator: Emulator, confined: bool) -> Start:
+    """Return what starts the emulator: where it is linked dynamically, its ld.so with a folder of libraries.
+
+    `confined`: it lies in the sandbox, whose other libraries are the payload's, of another architecture.
+    """
+    if not confined:
+        if emulator.carried:
+            folder = emulator.loader.rpartition("/")[0]
+            return Start((emulator.loader, "--library-path", folder, emulator.path))
+        return Start((emulator.path,))
+    paths = [path for path in (emulator.path, emulator.loader, *emulator.libraries) if path]
+    shown = {path: f"{FOLDER}/{path.rpartition('/')[2]}" for path in paths}
+    before = (shown[emulator.loader], "--library-path", FOLDER) if emulator.loader else ()
+    return Start((*before, shown[emulator.path]), tuple(shown.items()))

@@ -1,0 +1,129 @@
+"""Plans of emulated runs."""
+
+from dataclasses import replace
+
+import pytest
+
+from rvbundle_runtime.emulation import BINFMT, PRELOAD
+from rvbundle_runtime.host import Host
+from rvbundle_runtime.options import RunOptions
+from rvbundle_runtime.plan import ColdPack, Plan, make_plan
+from rvbundle_runtime.selection import choose_launch
+
+from .test_plan import FAST, HOST, INFO, NO_PACK, ROOT, SLOW, choice
+from .test_selection import BOX64, QEMU
+
+BOARD = replace(HOST, emulators=(QEMU,), binfmt_denied="", cpus=(0, 1))
+FOREIGN = replace(INFO, arch="x86_64", families=(FAST, SLOW), trimmed=True)
+QEMU_INSIDE = "/run/rvbundle/emulator.d/qemu-x86_64"
+
+
+def plan(host: Host = BOARD, pack: ColdPack = NO_PACK, **given: object) -> Plan:
+    options = RunOptions("x.rvb", **given)  # type: ignore[arg-type]
+    launch = choose_launch(host, ("x86_64",), options, "x.rvb")
+    return make_plan(host, ROOT, FOREIGN, options, pack, launch)
+
+
+def test_by_the_kernel() -> None:
+    made = plan()
+    assert made.emulation
+    assert made.emulation.children == BINFMT
+    assert made.command == made.argv == INFO.argv
+    assert made.preload is None
+    assert made.env["QEMU_CPU"] == "Nehalem"
+    assert choice(made, "payload") == ("x86_64", "the image has none for this machine (riscv64)")
+    assert choice(made, "emulator") == ("qemu 10.0.13", "/usr/bin/qemu-x86_64 passed its probe")
+    assert choice(made, "processor")[0] == "Nehalem"
+    assert choice(made, "children") == ("binfmt_misc", "the sandbox's user namespace has its own")
+    assert "model name" in made.emulation.cpuinfo
+    assert made.emulation.cpuinfo.count("processor") == 2
+    assert not made.emulation.native
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [
+        (
+            replace(BOARD, binfmt_denied="the kernel has none"),
+            "no binfmt_misc in user namespaces: the kernel has none",
+        ),
+        (
+            replace(BOARD, uid=0, namespaces_denied="they are off"),
+            "without a user namespace binfmt_misc would be the whole machine's",
+        ),
+    ],
+    ids=["older kernel", "root without namespaces"],
+)
+def test_by_the_preload(host: Host, reason: str) -> None:
+    made = plan(host)
+    assert made.emulation
+    assert made.emulation.children == PRELOAD
+    assert made.command == (QEMU_INSIDE, "-cpu", "Nehalem", "-0", INFO.argv[0], *INFO.argv)
+    assert made.preload == ("/usr/lib/rvbundle/guard.so", "/run/rvbundle/emulate.so")
+    assert choice(made, "children") == ("preload", reason)
+    assert made.emulation.library.endswith("/rvbundle_runtime/native/x86_64/emulate.so")
+
+
+def test_without_a_sandbox() -> None:
+    made = plan(sandbox=False)
+    assert made.emulation
+    program = f"{ROOT}/usr/bin/python3"
+    assert made.command[:8] == (
+        *("/usr/bin/qemu-x86_64", "-cpu", "Nehalem", "-L", ROOT, "-0", program, program),
+    )
+    assert made.env["LD_PRELOAD"] == f"{ROOT}/usr/lib/rvbundle/guard.so:{made.emulation.library}"
+    assert made.env["LD_LIBRARY_PATH"] == f"{ROOT}/{INFO.libdir}"
+    assert (made.preload, made.emulation.cpuinfo) == (None, "")
+    assert choice(made, "children") == ("preload", "binfmt_misc needs the sandbox")
+
+
+def test_box64_preloads_by_its_own_variable() -> None:
+    made = plan(replace(BOARD, emulators=(BOX64,)))
+    assert made.emulation
+    assert made.emulation.children == PRELOAD
+    assert made.preload == ()  # what the payload's file lists is not for box64's own ld.so
+    listed = "/usr/lib/rvbundle/guard.so:/run/rvbundle/emulate.so"
+    assert made.env["BOX64_LD_PRELOAD"] == listed
+    assert f"variable BOX64_LD_PRELOAD={listed}\n" in made.emulation.start.settings()
+    assert choice(made, "emulator") == (
+        "box64 0.3.4",
+        "/usr/bin/box64 passed its probe; not qemu for x86_64: there is no qemu-x86_64 in PATH",
+    )
+    free = plan(replace(BOARD, emulators=(BOX64,)), sandbox=False)
+    assert not {"LD_PRELOAD", "LD_LIBRARY_PATH"} & free.env.keys()
+
+
+@pytest.mark.parametrize("pack", [NO_PACK, ColdPack("/c.rvb", "named")], ids=["alone", "with the cold pack"])
+def test_kernels_are_those_of_the_emulated_processor(pack: ColdPack) -> None:
+    made = plan(pack=pack)
+    assert choice(made, "CPU kernels") == (
+        "baseline",
+        "what the emulated processor has: wider vectors are emulated in software, and slower",
+    )
+    assert made.env["ATEN_CPU_CAPABILITY"] == "default"
+
+
+def test_kernels_that_the_emulated_processor_lacks() -> None:
+    options = RunOptions("x.rvb")
+    launch = choose_launch(BOARD, ("x86_64",), options, "x.rvb")
+    made = make_plan(BOARD, ROOT, replace(FOREIGN, families=(FAST,)), options, NO_PACK, launch)
+    assert choice(made, "CPU kernels") == ("any", "the emulated processor has none of avx2")
+    assert [c.what for c in made.choices if c.warn] == ["CPU kernels"]
+
+
+def test_nothing_of_the_callers_emulators_gets_in() -> None:
+    environ = {
+        "QEMU_LD_PREFIX": "/x", "QEMU_SET_ENV": "A=1", "QEMU_CPU": "max", "QEMU_STRACE": "1",
+        "BOX64_LOG": "3", "RVBUNDLE_EMULATORS": "/x", "RVBUNDLE_EMULATOR_FILE": "/x", "LC_ALL": "tr_TR",
+    }  # fmt: skip
+    for sandbox in (True, False):
+        made = plan(replace(BOARD, environ={**BOARD.environ, **environ}), sandbox=sandbox)
+        assert made.env["QEMU_CPU"] == "Nehalem"
+        assert made.env["LANG"] == "C.UTF-8"
+        assert not (environ.keys() - {"QEMU_CPU"}) & made.env.keys()
+
+
+def test_every_choice_has_a_reason() -> None:
+    made = plan()
+    assert all(c.what and c.value and c.reason for c in made.choices)
+    assert len({c.what for c in made.choices}) == len(made.choices)

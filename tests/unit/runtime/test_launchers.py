@@ -1,0 +1,110 @@
+from dataclasses import replace
+
+import pytest
+
+from rvbundle_runtime import launchers
+from rvbundle_runtime.launchers import Start, qemu
+from rvbundle_runtime.launchers.start import itself
+
+from .test_plan import HOST
+from .test_selection import BOX64, OLD, QEMU
+
+FOLDER = "/run/rvbundle/emulator.d"
+
+
+def test_the_order_of_preference() -> None:
+    assert list(launchers.ALL) == ["native", "qemu", "box64"]
+
+
+def test_native() -> None:
+    assert launchers.native.why_not(HOST, "riscv64") == ""
+    assert launchers.native.why_not(HOST, "x86_64") == "this machine is riscv64"
+    assert launchers.native.start(HOST, "riscv64", "") == Start()
+    assert Start().command("/bin/x", ("x", "y")) == ("x", "y")
+
+
+def test_why_not() -> None:
+    host = replace(HOST, emulators=(OLD,))
+    assert launchers.qemu.why_not(host, "x86_64") == (
+        "/usr/bin/qemu-x86_64 is version 7.2.0; 9 or newer is needed"
+    )
+    assert launchers.qemu.why_not(host, "aarch64") == "there is no qemu-aarch64 in PATH"
+    assert launchers.qemu.why_not(replace(HOST, emulators=(OLD, QEMU)), "x86_64") == ""
+    assert launchers.box64.why_not(host, "x86_64") == "there is no box64 in PATH"
+    assert launchers.box64.why_not(replace(HOST, emulators=(BOX64,)), "x86_64") == ""
+    assert launchers.box64.why_not(replace(HOST, emulators=(BOX64,)), "riscv64") == (
+        "it runs x86_64 programs only"
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        ("10.0.13", ""),
+        ("9.0.0", ""),
+        ("11", ""),
+        ("8.2.3", "is version 8.2.3; 9 or newer is needed"),
+        ("8.2.0", "is version 8.2.0, which is known to crash (8.2.0 to 8.2.2 are)"),
+        ("8.2.1", "is version 8.2.1, which is known to crash (8.2.0 to 8.2.2 are)"),
+        ("8.2.2", "is version 8.2.2, which is known to crash (8.2.0 to 8.2.2 are)"),
+        ("7.2.22", "is version 7.2.22; 9 or newer is needed"),
+        ("", "is version unknown; 9 or newer is needed"),
+    ],
+)
+def test_versions_of_qemu(version: str, reason: str) -> None:
+    assert qemu.refuse_version(version) == reason
+
+
+def test_qemu_in_the_sandbox() -> None:
+    start = launchers.qemu.start(replace(HOST, emulators=(QEMU,)), "x86_64", "")
+    inside = f"{FOLDER}/qemu-x86_64"
+    assert start == Start(
+        words=(inside, "-cpu", "Nehalem"),
+        files=(("/usr/bin/qemu-x86_64", inside),),
+        argv0="-0",
+        env={"QEMU_CPU": "Nehalem"},
+    )
+    assert start.command("/usr/bin/python3", ("python", "-c", "1")) == (
+        *(inside, "-cpu", "Nehalem", "-0", "python", "/usr/bin/python3", "-c", "1"),
+    )
+    assert start.settings() == (
+        f"emulator {inside}\nword -cpu\nword Nehalem\nargv0 -0\nvariable QEMU_CPU=Nehalem\n"
+    )
+
+
+def test_qemu_without_a_sandbox() -> None:
+    start = launchers.qemu.start(replace(HOST, emulators=(QEMU,)), "x86_64", "/store/root")
+    assert start.words == ("/usr/bin/qemu-x86_64", "-cpu", "Nehalem", "-L", "/store/root")
+    assert start.files == ()
+
+
+def test_qemu_for_others_has_its_own_processor() -> None:
+    host = replace(HOST, arch="x86_64", emulators=(replace(QEMU, guest="riscv64", path="/q/qemu-riscv64"),))
+    start = launchers.qemu.start(host, "riscv64", "")
+    assert (start.words, start.env) == ((f"{FOLDER}/qemu-riscv64",), {})
+
+
+def test_box64_brings_its_libraries() -> None:
+    start = launchers.box64.start(replace(HOST, emulators=(BOX64,)), "x86_64", "")
+    assert start.words == (f"{FOLDER}/ld.so", "--library-path", FOLDER, f"{FOLDER}/box64")
+    assert start.files == (
+        ("/usr/bin/box64", f"{FOLDER}/box64"),
+        ("/lib/ld.so", f"{FOLDER}/ld.so"),
+        ("/lib/libc.so.6", f"{FOLDER}/libc.so.6"),
+    )
+    assert start.command("/bin/x", ("y", "z"))[-2:] == ("/bin/x", "z")
+    assert "argv0-variable BOX64_ARG0\n" in start.settings()
+    assert "variable BOX64_NORCFILES=1\n" in start.settings()
+
+
+def test_box64_without_a_sandbox() -> None:
+    start = launchers.box64.start(replace(HOST, emulators=(BOX64,)), "x86_64", "/store/root")
+    assert (start.words, start.files) == (("/usr/bin/box64",), ())
+    assert start.env["BOX64_LD_LIBRARY_PATH"] == "/store/root/lib:/store/root/usr/lib"
+
+
+def test_libraries_that_are_carried_along() -> None:
+    carried = replace(BOX64, path="/e/box64", loader="/e/box64.libs/ld.so", carried=True)
+    assert itself(carried, confined=False).words == (
+        *("/e/box64.libs/ld.so", "--library-path", "/e/box64.libs", "/e/box64"),
+    )

@@ -1,0 +1,44 @@
+import pytest
+
+from rvbundle_runtime import families, machine
+from rvbundle_runtime.families import parse_cpuinfo
+from rvbundle_runtime.machine import NEHALEM, cpuinfo, model_for, parse_cpu_list
+
+
+def test_cpuinfo_says_what_is_emulated() -> None:
+    text = cpuinfo(NEHALEM, (0, 1, 5))
+    assert parse_cpuinfo(text) == NEHALEM.processor
+    blocks = [dict(line.split("\t: ", 1) for line in b.splitlines()) for b in text.split("\n\n")[:-1]]
+    fields = [{name.strip(): value for name, value in block.items()} for block in blocks]
+    assert [f["processor"] for f in fields] == ["0", "1", "5"]
+    assert {(f["siblings"], f["cpu cores"], f["vendor_id"]) for f in fields} == {("3", "3", "GenuineIntel")}
+    assert (fields[0]["cpu family"], fields[0]["model"], fields[0]["stepping"]) == ("6", "26", "3")
+
+
+def test_no_text_where_the_emulator_writes_it() -> None:
+    assert cpuinfo(machine.DEFAULT, (0, 1)) == ""
+
+
+def test_models() -> None:
+    assert model_for("qemu", "x86_64") is NEHALEM
+    assert model_for("box64", "x86_64") is machine.BOX64
+    assert model_for("qemu", "riscv64") is machine.DEFAULT
+
+
+@pytest.mark.parametrize("model", [NEHALEM, machine.BOX64], ids=["qemu", "box64"])
+def test_emulated_processors_have_exactly_the_baseline(model: machine.Model) -> None:
+    found = families.to_trace("x86_64", model.processor, ())
+    assert [family.name for family in found] == ["baseline"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("0\n", (0,)), ("0-3\n", (0, 1, 2, 3)), ("0-1,4,6-7", (0, 1, 4, 6, 7))]
+)
+def test_cpu_lists(text: str, expected: tuple[int, ...]) -> None:
+    assert parse_cpu_list(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "1-x", "-"])
+def test_what_is_no_cpu_list(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_cpu_list(text)
