@@ -19,7 +19,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import rvbundle_runtime
-from rvbundle import __version__, analysis, environment, foreign, freeze, hostpython, lock, stage_agent, trace
+from rvbundle import (
+    __version__,
+    analysis,
+    environment,
+    foreign,
+    freeze,
+    hostpython,
+    licences,
+    lock,
+    stage_agent,
+    trace,
+)
 from rvbundle.analysis import Reach
 from rvbundle.contents import Contents, contents
 from rvbundle.debian import ARCHITECTURES
@@ -33,6 +44,7 @@ from rvbundle.pack import (
     WHOLE_EFFORT,
     Effort,
     ImageMeta,
+    Item,
     PayloadMeta,
     compress,
     pack,
@@ -254,7 +266,9 @@ def _freeze_foreign(
     digests: Key = {"packages": [package.sha256 for package in part.packages]}
     with progress.phase(f"packages for {part.arch}") as phase:
         cached = cache.get(
-            f"debian-{part.arch}", digests, lambda folder: foreign.unpack(part, cache.base.parent, folder)
+            f"debian-{part.arch}",
+            {**digests, "lists": "owners, packages"},
+            lambda folder: foreign.unpack(part, cache.base.parent, folder),
         )
         _note(phase, cached, f"{len(part.packages)} of Debian's {part.suite}")
 
@@ -424,8 +438,9 @@ def _image(
         with progress.phase("pack") as phase:
             hot = [(payload, both.hot) for payload, both, _ in ready]
             cold = [(payload, both.cold) for payload, both, _ in ready]
-            identity = pack(folder / names[0], meta, hot, effort, frames)
-            pack(folder / names[1], replace(meta, bound_to=identity), cold, COLD_EFFORT, frames)
+            identity = pack(folder / names[0], _with_licences(meta, traced, hot), hot, effort, frames)
+            bound = replace(_with_licences(meta, traced, cold), bound_to=identity)
+            pack(folder / names[1], bound, cold, COLD_EFFORT, frames)
             phase.result = f"{(folder / names[0]).stat().st_size >> 20} MiB"
         for payload in traced:
             with progress.phase(_named("prove", payload.frozen.arch).replace("-", " ")):
@@ -478,6 +493,19 @@ def _meta(recipe: Recipe, traced: tuple[_Traced, ...], trims: list[Trims]) -> Im
             "whole": {arch: whole for arch, (_, whole) in zip(archs, reports, strict=True)},
         },
     )
+
+
+def _with_licences(
+    meta: ImageMeta, traced: tuple[_Traced, ...], packed: list[tuple[PayloadMeta, tuple[Item, ...]]]
+) -> ImageMeta:
+    """Add what the payloads are made of, as far as it is `packed`."""
+    parts = {
+        f"payload {payload.frozen.arch}": licences.held(
+            licences.load(payload.frozen.folder), {item.path for item in items}
+        )
+        for payload, (_, items) in zip(traced, packed, strict=True)
+    }
+    return replace(meta, details={**meta.details, **licences.to_details(parts)})
 
 
 def _trim_result(trims: Trims) -> str:

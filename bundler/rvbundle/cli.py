@@ -252,11 +252,17 @@ def explain(
 def inspect(
     image: _ImagePath,
     files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
+    licences: Annotated[
+        bool, typer.Option("--licences", help="List what it is made of, by licence, and where the source is.")
+    ] = False,
     as_json: _Json = False,
 ) -> None:
     """Show what an image (or cold pack) holds: payloads, sizes by package and library, versions."""
     from rvbundle import inspection
 
+    if licences:
+        _emit(inspection.list_licences(image), inspection.print_licences, as_json)
+        return
     _emit(inspection.inspect(image, files), inspection.print_report, as_json)
 
 

@@ -9,15 +9,16 @@ import importlib.metadata
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from rvbundle import debian, hostpython
+from rvbundle import debian, hostpython, licences
 from rvbundle.debian import Archive
 from rvbundle.environment import Environment, Interpreter
+from rvbundle.licences import DebianPackage
 from rvbundle.lock import Lock, LockedDebian, LockedPackage, normalized
 from rvbundle.recipe import Recipe
 from rvbundle_runtime.errors import EnvironmentSetupError
@@ -54,7 +55,7 @@ class Distribution:
 class ForeignEnvironment:
     """What a foreign payload is frozen from.
 
-    `root` holds Debian's packages unpacked, `owners` {path in it: package}, `versions` {package: version};
+    `root` holds Debian's packages unpacked, `owners` {path in it: package}, `packages` them by name;
     `wheels` are the pure distributions and `site` where they lie. `interpreter` is a Python of the payload's
     version that runs on this machine. `notes` say where it is not what the recipe asks for.
     """
@@ -63,7 +64,7 @@ class ForeignEnvironment:
     suite: str
     root: Path
     owners: Mapping[str, str]
-    versions: Mapping[str, str]
+    packages: Mapping[str, DebianPackage]
     site: Path
     wheels: tuple[Distribution, ...]
     interpreter: Interpreter
@@ -119,6 +120,8 @@ def unpack(part: LockedDebian, cache_base: Path, folder: Path) -> None:
     archive = hostpython.archive(cache_base, part.suite, part.arch)
     unpacked = debian.unpack(archive, part.packages, folder / "root")
     (folder / "owners.json").write_text(json.dumps(dict(unpacked.owners)))
+    described = [astuple(licences.of_file(path)) for path in debian.fetch(archive, part.packages)]
+    (folder / "packages.json").write_text(json.dumps(described))
 
 
 def assemble(
@@ -129,6 +132,7 @@ def assemble(
     Raises EnvironmentSetupError if something is missing.
     """
     root = folder / "root"
+    described = json.loads((folder / "packages.json").read_text())
     found = {
         normalized(d.metadata["Name"]): d
         for d in importlib.metadata.distributions(path=[str(root / PACKAGES)])
@@ -156,7 +160,7 @@ def assemble(
         part.suite,
         root,
         json.loads((folder / "owners.json").read_text()),
-        {p.name: p.version for p in part.packages},
+        {p.name: p for p in (DebianPackage(*row) for row in described)},
         env.site_packages,
         wheels,
         interpreter,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import rvbundle_runtime
-from rvbundle import elf, process
+from rvbundle import elf, licences, process
 from rvbundle.compiler import Job, compile_sources
 from rvbundle.debian import TRIPLETS
 from rvbundle.environment import Environment, Interpreter
@@ -178,7 +178,8 @@ class Inventory:
 
     `planned` are the files of distributions, `programs` the interpreter and the shell; `stdlib` is the
     standard library's folder on this machine, `interpreter` what compiles; files below `ours` may be linked
-    to rather than copied. `links` are (path, target) beside the usual ones.
+    to rather than copied. `links` are (path, target) beside the usual ones. `origin` tells of which packages
+    the files are; None: this machine's dpkg knows.
     """
 
     interpreter: Interpreter
@@ -191,6 +192,7 @@ class Inventory:
     notes: tuple[str, ...]
     links: tuple[tuple[str, str], ...] = ()
     numpy_dispatch: tuple[str, ...] = ()
+    origin: licences.Origin | None = None
 
 
 def of_environment(environment: Environment) -> Inventory:
@@ -244,10 +246,11 @@ def of_foreign(environment: ForeignEnvironment) -> Inventory:
         SystemLibraries.of_root(environment.arch, root),
         (*planned, *theirs),
         tuple(programs),
-        tuple(sorted([*wheels, *environment.versions.items()])),
+        tuple(sorted([*wheels, *((p.name, p.version) for p in environment.packages.values())])),
         root.parent,
         tuple(notes),
         tuple(links),
+        origin=licences.Origin(root, environment.owners, environment.packages),
     )
 
 
@@ -304,7 +307,11 @@ def freeze(inventory: Inventory, docstrings: bool, folder: Path) -> None:
         for path, source in closure.added
     ]
     notes += closure.notes
-    planned = sorted([*planned, *programs, *libraries], key=lambda p: p.path)
+    origin = inventory.origin or licences.ask_dpkg(_of_the_system(inventory, programs + libraries))
+    planned = [*planned, *programs, *libraries]
+    licences.save(licences.collect(planned, origin, interpreter.version), folder)
+    planned += [Planned(path, text, METADATA) for path, text in licences.texts(planned, origin).items()]
+    planned.sort(key=lambda p: p.path)
     tails = _build_tree(planned, folder, inventory.ours)
     compiled, failures = _compile(interpreter, planned, docstrings, folder)
     links = [*_links(interpreter, closure.interpreter_path), *inventory.links]
@@ -332,6 +339,12 @@ def freeze(inventory: Inventory, docstrings: bool, folder: Path) -> None:
     value["files"] = [list(asdict(f).values()) for f in frozen.files]
     del value["folder"], value["emulators"]
     (folder / "frozen.json").write_text(json.dumps(value))
+
+
+def _of_the_system(inventory: Inventory, parts: list[Planned]) -> list[Path]:
+    """Return what this machine's package manager may have installed (of the standard library, an example)."""
+    library = [inventory.stdlib / "os.py", inventory.stdlib / "asyncio" / "__init__.py"]
+    return [*library, *(part.source for part in parts)]
 
 
 def role_of(path: str, source: Path) -> str:
@@ -571,7 +584,7 @@ def code_digest() -> str:
     guest = Path(rvbundle_runtime.__file__).parent / "guest"
     ours = [
         Path(__file__).with_name(f"{name}.py")
-        for name in ("elf", "libraries", "compiler", "foreign", "freeze")
+        for name in ("elf", "libraries", "compiler", "foreign", "freeze", "licences")
     ]
     return digest_of_files([*ours, *guest.glob("*.py"), *_INSIDE.glob("*.py")])
 

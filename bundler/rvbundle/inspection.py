@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
+from rvbundle import licences
 from rvbundle.elf import join_tail
 from rvbundle.progress import line, mib, wide_console
 from rvbundle_runtime import format as fmt
@@ -148,6 +149,73 @@ def _table(title: str, rows: list[dict[str, Any]], key: str) -> Table:
             f"{row['compressed'] / (1 << 20):.2f}",
         )
     return table
+
+
+def list_licences(path: Path) -> dict[str, Any]:
+    """Return what an image's file is made of, by its parts (None: it does not say); raises ImageError.
+
+    A cold pack inside the file counts, one beside it does not.
+    """
+    with Reader(path) as reader:
+        index = reader.index()
+        parts = _licences(reader)
+        inside = _cold_inside(reader)
+    if inside and parts is not None:
+        with inside:
+            parts |= {f"cold pack, {name}": rows for name, rows in (_licences(inside) or {}).items()}
+    rows = {
+        name: [{**asdict(row), "wants_source": row.wants_source} for row in listed]
+        for name, listed in (parts or {}).items()
+    }
+    return {
+        "file": str(path),
+        "name": index.name,
+        "version": index.version,
+        "licences": None if parts is None else rows,
+    }
+
+
+def _licences(reader: Reader) -> dict[str, tuple[licences.Licence, ...]] | None:
+    try:
+        return licences.from_details(reader.index().details)
+    except ValueError as error:
+        raise ImageError(f"{reader.path}: its list of licences can't be read: {error}", fmt.FORGED) from None
+
+
+def _cold_inside(reader: Reader) -> Reader | None:
+    """Return the cold pack that stands before an image in its file; None if something else does."""
+    if not reader.start:
+        return None
+    try:
+        cold = Reader(reader.path, reader.start)
+    except ImageError:
+        return None
+    if cold.bound_to == reader.identity:
+        return cold
+    cold.close()
+    return None
+
+
+def print_licences(report: dict[str, Any]) -> None:
+    """Print what `list_licences` returned."""
+    if report["licences"] is None:
+        print(f"{report['file']} has no list of licences: an older rvbundle has built it")
+        return
+    console = wide_console()
+    columns = ("component", "version", "licence", "source")
+    for part, rows in report["licences"].items():
+        table = Table(*columns, box=None, pad_edge=False)
+        for row in rows:
+            table.add_row(*(line(row[name]) for name in columns))
+        console.print(line((part, "bold")))
+        console.print(table)
+    every = {(r["component"], r["version"]): r for rows in report["licences"].values() for r in rows}.values()
+    for count, what in (
+        (sum(row["wants_source"] for row in every), "whose licence asks for its source beside the file"),
+        (sum(not row["where"] for row in every), "whose licence text is not at hand"),
+    ):
+        print(f"{count} {'component' if count == 1 else 'components'} {what}")
+    print("Their texts lie in the cold pack, or in the image. What a publisher must do: docs/licences.md")
 
 
 def verify(path: Path) -> dict[str, Any]:

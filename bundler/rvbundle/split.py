@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rvbundle import freeze
 from rvbundle.analysis import Reach
 from rvbundle.freeze import Frozen, FrozenFile, module_name, modules_matching
+from rvbundle.licences import COMMON, DOC
 from rvbundle.recipe import Recipe
 from rvbundle.trace import Trace
 
@@ -217,7 +218,9 @@ class _Placer:
 
 
 def _for_people(path: str) -> bool:
-    """Tell whether a file of a *.dist-info folder is a list for installers, a licence or the like."""
+    """Tell whether metadata is a list for installers, a licence or the like."""
+    if path.startswith((f"{DOC}/", f"{COMMON}/")):
+        return True
     inner = path.rpartition(".dist-info/")[2]
     return inner == "RECORD" or inner.startswith(("licenses/", "sboms/"))
 

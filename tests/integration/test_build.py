@@ -14,6 +14,8 @@ import pytest
 
 from tests.conftest import AGENTS, REPOSITORY, TEST_CACHE, run_cli
 
+ARCH = os.uname().machine
+
 
 @pytest.fixture
 def probe(tmp_path: Path) -> Path:
@@ -160,6 +162,27 @@ def test_keep(probe: Path, tmp_path: Path) -> None:
     assert reasons[f"{stdlib}/colorsys.pyc"] == "[keep] modules has colorsys"
     assert reasons[f"{stdlib}/tarfile.py"] == "[keep] files has tarfile.py"
     assert reasons[f"{stdlib}/idlelib/help.html"] == "[keep] files has idlelib/*.html"
+
+
+def test_inspect_licences(probe_image: Path) -> None:
+    """An image lists what is in it, its cold pack the rest; the texts lie in the cold pack."""
+    cold = probe_image.with_name("probe-1.0.cold.rvb")
+    lists = [json.loads(run_cli("inspect", path, "--licences", "--json").out) for path in (probe_image, cold)]
+    names = [{row["component"] for row in report["licences"][f"payload {ARCH}"]} for report in lists]
+    assert {"Python", "rvbundle"} <= names[0]
+    every = [row for report in lists for row in report["licences"][f"payload {ARCH}"]]
+    everything = {row["component"]: row for row in every}
+    assert everything["Python"]["licence"] == "PSF-2.0"
+    if shutil.which("dpkg-query"):
+        assert everything["libc6"]["source"].startswith("Debian source package glibc ")
+        assert everything["libc6"]["wants_source"]
+    assert names[1] - names[0]  # libraries of modules that no workload imports
+    listed = [json.loads(run_cli("inspect", path, "--files", "--json").out) for path in (probe_image, cold)]
+    texts = {entry["path"] for report in listed for entry in report["payloads"][0]["entries"]}
+    wanted = {row["where"] for row in everything.values()} - {""}
+    assert wanted <= texts
+    text = run_cli("inspect", probe_image, "--licences").out
+    assert text.startswith(f"payload {ARCH}\ncomponent ")
 
 
 def test_inspect(probe_image: Path) -> None:

@@ -314,3 +314,72 @@ def test_explain_with_a_damaged_cold_pack(image: Path, tmp_path: Path) -> None:
     assert row["value"] == "none"
     assert "is not usable" in row["reason"]
     assert report["cold"] is None
+
+
+def with_licences(path: Path, *components: str, bound_to: str = "") -> str:
+    rows = [
+        [name, "1.0", "GPL-2" if name == "qemu" else "MIT", f"https://{name}.org", ""] for name in components
+    ]
+    return build(path, details={"licences": {"payload x": rows}}, bound_to=bound_to)
+
+
+def test_licences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = tmp_path / "demo.rvb"
+    with_licences(image, "numpy", "qemu")
+    report = json.loads(json.dumps(inspection.list_licences(image)))
+    assert (report["name"], report["version"], report["file"]) == ("demo", "1.0", str(image))
+    assert report["licences"]["payload x"][1] == {
+        "component": "qemu",
+        "version": "1.0",
+        "licence": "GPL-2",
+        "source": "https://qemu.org",
+        "where": "",
+        "wants_source": True,
+    }
+    inspection.print_licences(report)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "payload x"
+    assert [line.split() for line in lines[1:4]] == [
+        ["component", "version", "licence", "source"],
+        ["numpy", "1.0", "MIT", "https://numpy.org"],
+        ["qemu", "1.0", "GPL-2", "https://qemu.org"],
+    ]
+    assert lines[4:6] == [
+        "1 component whose licence asks for its source beside the file",
+        "2 components whose licence text is not at hand",
+    ]
+
+
+def test_licences_of_a_cold_pack_inside(tmp_path: Path) -> None:
+    image, cold = tmp_path / "demo.rvb", tmp_path / "cold.rvb"
+    identity = with_licences(image, "numpy")
+    with_licences(cold, "torch", bound_to=identity)
+    both = tmp_path / "both.rvb"
+    both.write_bytes(cold.read_bytes() + image.read_bytes())
+    names = {
+        n: [r["component"] for r in rows] for n, rows in inspection.list_licences(both)["licences"].items()
+    }
+    assert names == {"payload x": ["numpy"], "cold pack, payload x": ["torch"]}
+
+
+def test_licences_do_not_come_from_what_is_not_of_the_image(tmp_path: Path) -> None:
+    image, other = tmp_path / "demo.rvb", tmp_path / "other.rvb"
+    with_licences(image, "numpy")
+    with_licences(other, "torch", bound_to="11" * 32)
+    for before in (other.read_bytes(), b"#!/bin/sh\nexit 0\n"):
+        both = tmp_path / "both.rvb"
+        both.write_bytes(before + image.read_bytes())
+        assert list(inspection.list_licences(both)["licences"]) == ["payload x"]
+
+
+def test_an_image_without_a_list_of_licences(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = inspection.list_licences(image)
+    assert report["licences"] is None
+    inspection.print_licences(report)
+    assert capsys.readouterr().out == f"{image} has no list of licences: an older rvbundle has built it\n"
+
+
+def test_a_list_of_licences_that_makes_no_sense(tmp_path: Path) -> None:
+    build(tmp_path / "demo.rvb", details={"licences": ["MIT"]})
+    with pytest.raises(ImageError, match="its list of licences can't be read: expected a table of lists"):
+        inspection.list_licences(tmp_path / "demo.rvb")
