@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 AGENT := cartpole-policy-gradient
 STAMP := $(VENV)/.installed
 
-.PHONY: run test lint unit native integration peers bench clean
+.PHONY: run test lint unit native integration peers emulation bench clean
 
 run: $(STAMP)
 	$(BIN)/rvbundle build recipes/$(AGENT)/recipe.toml
@@ -35,6 +35,10 @@ integration: $(STAMP)
 # Others' test suites, inside an image and outside: takes an hour.
 peers: $(STAMP)
 	$(BIN)/python -m pytest -s tests/peers
+
+# Self-running files on riscv64 boards in QEMU, with Debian's kernel and busybox: takes half an hour.
+emulation: $(STAMP)
+	$(BIN)/python -m pytest -s tests/machine
 
 bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench.py

@@ -42,8 +42,21 @@ class EnterRoot:
         sys_.mount("none", "/", "", sys_.MS_REC | sys_.MS_SLAVE)
         sys_.mount("tmpfs", self.base, "tmpfs", sys_.MS_NOSUID | sys_.MS_NODEV, "mode=0755")
         os.mkdir(self.base + _OLD)
-        sys_.pivot_root(self.base, self.base + _OLD)
+        try:
+            sys_.pivot_root(self.base, self.base + _OLD)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._cover_root()  # the host's root is its initramfs, which pivot_root(2) can't move
         os.chdir("/")
+
+    def _cover_root(self) -> None:
+        """Move the new root over the old one, as switch_root(8) does, and show the old one at /oldroot."""
+        sys_.mount("/", self.base + _OLD, "", sys_.MS_BIND | sys_.MS_REC)
+        sys_.umount_lazily(self.base + _OLD + self.base)  # a copy of the new root: it hides the payload
+        os.chdir(self.base)
+        sys_.mount(self.base, "/", "", sys_.MS_MOVE)
+        os.chroot(".")
 
 
 @dataclass(frozen=True)

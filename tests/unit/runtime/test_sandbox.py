@@ -1,5 +1,7 @@
 import errno
 import os
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -126,6 +128,37 @@ def test_link_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match="Too many levels of symbolic links") as caught:
         sandbox._resolve("/a/x")
     assert caught.value.errno == errno.ELOOP
+
+
+# Its root can't be an initramfs here, so the kernel's answer to that is what is made up.
+COVERED = """
+import errno, os, sys
+from rvbundle_runtime import sandbox, syscalls
+
+def refuse(new, old):
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+uid, gid = os.getuid(), os.getgid()
+syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
+for name, text in ("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"):
+    with open(f"/proc/self/{name}", "w") as file:
+        file.write(text)
+syscalls.pivot_root = refuse
+sandbox.EnterRoot(sys.argv[1]).execute()
+print(os.getcwd(), os.listdir("/"), open("/oldroot" + sys.argv[1] + "/payload").read())
+os.mkdir("/after")
+sandbox.LeaveOldRoot().execute()
+print(os.listdir("/"), os.listdir(".."), os.access("/after", os.W_OK))
+"""
+
+
+def test_the_root_of_an_initramfs_is_covered(tmp_path: Path) -> None:
+    (tmp_path / "payload").write_text("here")
+    done = subprocess.run(
+        [sys.executable, "-c", COVERED, tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    assert done.stdout == "/ ['oldroot'] here\n['after'] ['after'] False\n"
 
 
 @dataclass(frozen=True)
