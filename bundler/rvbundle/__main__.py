@@ -1,9 +1,8 @@
-"""The entry point: errors are printed here and nowhere else."""
+"""The entry point."""
 
-import os
 import sys
 
-from rvbundle_runtime.errors import RvbundleError
+from rvbundle_runtime.report import reported
 
 
 def main() -> None:
@@ -12,16 +11,7 @@ def main() -> None:
 
 
 def _main(argv: list[str]) -> int:
-    try:
-        return _dispatch(argv)
-    except RvbundleError as error:
-        print_error(error)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # as a program that SIGPIPE ends
+    return reported(lambda: _dispatch(argv))
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -43,15 +33,6 @@ def _launcher_words(argv: list[str]) -> list[str]:
             break
         words.append(word)
     return words
-
-
-def print_error(error: RvbundleError) -> None:
-    """Print message and hint on stderr."""
-    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    red, off = ("\x1b[1;31m", "\x1b[0m") if colour else ("", "")
-    print(f"{red}error:{off} {error.message}", file=sys.stderr)
-    if error.hint:
-        print(f"\nhint: {error.hint}", file=sys.stderr)
 
 
 if __name__ == "__main__":

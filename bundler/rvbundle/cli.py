@@ -91,12 +91,13 @@ def build(
         Path, typer.Option("--output", "-o", help="The folder for the image and its cold pack.")
     ] = Path("dist"),
     cold: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="separate|embed|drop",
-            help="Where the cold pack goes: beside the image, into its file, or nowhere.",
+            help="Where the cold pack goes: beside the image, into its file, or nowhere. If not said: "
+            "separate, but into a self-running file.",
         ),
-    ] = "separate",
+    ] = None,
     with_record: Annotated[
         list[Path] | None,
         typer.Option(
@@ -109,6 +110,21 @@ def build(
             "--payload", metavar="ARCH", help="Only this payload of those that the recipe names; repeatable."
         ),
     ] = None,
+    self_running: Annotated[
+        str | None,
+        typer.Option(
+            "--self-running",
+            metavar="ARCH[,ARCH]",
+            help="Also write NAME-VERSION.run, which needs nothing there: riscv64, aarch64, x86_64.",
+        ),
+    ] = None,
+    emulators: Annotated[
+        str,
+        typer.Option(
+            metavar="needed|always|none|qemu,box64",
+            help="What that file brings to run payloads for other machines.",
+        ),
+    ] = "needed",
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Say which stage was reused, or why it was not.")
     ] = False,
@@ -118,23 +134,32 @@ def build(
     from rvbundle import recipe as recipes
 
     loaded = recipes.load(recipe)
-    from rvbundle.build import COLD, Wanted
+    from rvbundle import selfrun
+    from rvbundle.build import COLD, SEPARATE, Wanted
     from rvbundle.build import build as run_build  # late: a wrong recipe is said at once
     from rvbundle.record import read_records
 
-    if cold not in COLD:
+    if cold not in (None, *COLD):
         raise UsageError(f"build: --cold {cold}: expected {', '.join(COLD[:-1])} or {COLD[-1]}")
-    wanted = Wanted(output, cold, read_records(with_record or []), tuple(payload or []))
-    built = run_build(loaded, wanted, _place().base, Progress(verbose))
+    running = selfrun.parse_wanted(self_running, emulators) if self_running is not None else None
+    progress = Progress(verbose)
+    wanted = Wanted(output, cold or SEPARATE, read_records(with_record or []), tuple(payload or []))
+    built = run_build(loaded, wanted, _place().base, progress)
+    made = None
+    if running:
+        inside = built.cold if cold is None else None  # "embed" has put it before the image already
+        made = selfrun.write_self_running(built.image, inside, running, _place().base, progress)
     if as_json:
         value = {key: str(v) if isinstance(v, Path) else v for key, v in vars(built).items()}
-        print(json.dumps(value))
+        print(json.dumps({**value, "self_running": str(made.path) if made else None}))
     else:
         print(f"{built.image}  {mib(built.image_size)}  in {built.seconds:.1f} s")
         if built.cold:
             print(f"{built.cold}  {mib(built.cold_size)}")
         elif built.cold_size:
             print(f"with its cold pack inside  {mib(built.cold_size)}")
+        if made:
+            print(f"{made.path}  {mib(made.size)}  runs by itself on {', '.join(made.arches)}")
 
 
 @app.command(

@@ -216,6 +216,12 @@ def _locked(archive: Archive) -> Iterator[None]:
         yield
 
 
+def check_programs() -> None:
+    """Raise EnvironmentSetupError unless this machine has what fetches and unpacks Debian's packages."""
+    for program in ("apt-get", "dpkg-deb"):
+        _needed(program)
+
+
 def _needed(program: str) -> None:
     if shutil.which(program) is None:
         raise EnvironmentSetupError(

@@ -19,6 +19,9 @@ from rvbundle_runtime import store
 from rvbundle_runtime.errors import ImageError, StoreError, UsageError
 from rvbundle_runtime.image import Reader
 from rvbundle_runtime.launch import cold_beside, find_cold, refuse_cold_pack
+from rvbundle_runtime.verifying import print_verified, verify
+
+__all__ = ["Extracted", "compressed_sizes", "extract", "inspect", "print_report", "print_verified", "verify"]
 
 NO_PACKAGE = "(Python and system)"
 
@@ -216,78 +219,6 @@ def print_licences(report: dict[str, Any]) -> None:
     ):
         print(f"{count} {'component' if count == 1 else 'components'} {what}")
     print("Their texts lie in the cold pack, or in the image. What a publisher must do: docs/licences.md")
-
-
-def verify(path: Path) -> dict[str, Any]:
-    """Check every digest of a file, and of its cold pack beside or inside it.
-
-    Raises ImageError naming the damage.
-    """
-    with Reader(path) as reader:
-        checked = [_verify_one(reader)]
-        beside = cold_beside(path)
-        if beside.exists() and beside != path:
-            with Reader(beside) as cold:
-                checked.append(_verify_one(cold))
-            if checked[1]["bound_to"] != reader.identity:
-                raise ImageError(
-                    f"{beside} belongs to another image than {path}", "build both again, or remove it"
-                )
-        elif not reader.bound_to:
-            inside, _ = find_cold(path, None, reader.identity)
-            if inside:
-                with inside:
-                    checked.append(_verify_one(inside))
-    return {"verified": checked}
-
-
-def _verify_one(reader: Reader) -> dict[str, Any]:
-    damaged = set()
-    path = reader.path
-    index = reader.index()
-    for number in range(len(index.frames)):
-        try:
-            reader.read_frame(number)
-        except ImageError:
-            damaged.add(number)
-    bad = [
-        entry.path
-        for payload in index.payloads
-        for entry in payload.entries
-        if any(_is_bad(reader, blob, damaged) for blob in entry.blobs)
-    ]
-    if damaged or bad:
-        shown = "".join(f"\n    {name}" for name in bad[:20])
-        more = f"\n    … and {len(bad) - 20} more" if len(bad) > 20 else ""
-        raise ImageError(
-            f"{path} is damaged in {len(damaged)} of {len(index.frames)} frames; files that are affected:"
-            f"{shown}{more}",
-            "copy it again from its source",
-        )
-    return {
-        "file": str(path),
-        "kind": "cold pack" if reader.bound_to else "image",
-        "identity": reader.identity,
-        "bound_to": reader.bound_to,
-        "frames": len(index.frames),
-        "blobs": len(index.blobs),
-    }
-
-
-def _is_bad(reader: Reader, blob: int, damaged: set[int]) -> bool:
-    if damaged and any(frame in damaged for frame, _, _ in reader.extents(blob)):
-        return True
-    try:
-        reader.read_blob(blob)
-    except ImageError:
-        return True
-    return False
-
-
-def print_verified(report: dict[str, Any]) -> None:
-    """Print what `verify` returned."""
-    for row in report["verified"]:
-        print(f"{row['file']}: intact ({row['kind']}, {row['frames']} frames, {row['blobs']} blobs)")
 
 
 @dataclass(frozen=True)

@@ -142,8 +142,8 @@ def _unpack(place: CachePlace, reader: Reader, arch: str) -> store.Unpacked:
 
 
 def cold_beside(image: Path) -> Path:
-    """Return where the cold pack of `image` lies if nobody moved it: NAME.cold.rvb beside NAME.rvb."""
-    return image.with_name(f"{image.name.removesuffix('.rvb')}.cold.rvb")
+    """Return where the cold pack lies if nobody moved it: NAME.cold.rvb beside NAME.rvb or NAME.run."""
+    return image.with_name(f"{image.name.removesuffix('.rvb').removesuffix('.run')}.cold.rvb")
 
 
 def refuse_cold_pack(reader: Reader) -> None:
@@ -176,13 +176,13 @@ def find_cold(image: Path, given: str | None, identity: str) -> tuple[Reader | N
             why, unusable = f"{path.name} belongs to another image", True
             if given:
                 raise ImageError(why, "a cold pack fits only the image that it was built with")
-    inside = _cold_inside(image, identity)
+    inside = cold_inside(image, identity)
     if inside:
         return inside, planning.ColdPack(str(image), "it is inside the image's file")
     return None, planning.ColdPack("", why, unusable)
 
 
-def _cold_inside(image: Path, identity: str) -> Reader | None:
+def cold_inside(image: Path, identity: str) -> Reader | None:
     """Return the cold pack that stands before the image in its file (`build --cold embed`), if one does."""
     try:
         with Reader(image) as reader:

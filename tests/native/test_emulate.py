@@ -6,11 +6,9 @@ which the child notices. RVBUNDLE_TEST_QEMU: a folder with another qemu-x86_64 t
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 

@@ -11,6 +11,7 @@ from rvbundle import __version__, cli
 from rvbundle_runtime import launch
 from rvbundle_runtime.errors import ImageError, RvbundleError, UsageError
 from rvbundle_runtime.options import OPTIONS, SHORT, RunOptions, parse_run
+from rvbundle_runtime.report import print_error
 
 from ..images import build
 
@@ -135,7 +136,7 @@ def test_errors_are_printed_with_their_hint(capsys: pytest.CaptureFixture[str], 
     assert entry._main(["verify", str(tmp_path / "nothing.rvb")]) == ImageError.exit_code
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"error: can't open {tmp_path}/nothing.rvb: No such file or directory\n")
-    entry.print_error(RvbundleError("what", "do this"))
+    print_error(RvbundleError("what", "do this"))
     assert capsys.readouterr().err == "error: what\n\nhint: do this\n"
 
 
