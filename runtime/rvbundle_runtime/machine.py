@@ -64,6 +64,7 @@ DEFAULT = Model(option="", reason="the emulator's own choice")
 
 # CPUID leaf 0x80000008 and the CLFLUSH size of leaf 1, in bits and bytes.
 _PHYSICAL_BITS, _VIRTUAL_BITS, _CLFLUSH = 40, 48, 64
+_TABS = ("\t", "\t\t")  # by which the kernel brings all colons to one column: some programs look for them
 
 
 def model_for(kind: str, guest: str) -> Model:
@@ -103,11 +104,10 @@ def cpuinfo(model: Model, cpus: Iterable[int]) -> str:
             "clflush size": _CLFLUSH,
             "cache_alignment": _CLFLUSH,
             "address sizes": f"{_PHYSICAL_BITS} bits physical, {_VIRTUAL_BITS} bits virtual",
-            "power management": "",
         }
-        # The kernel separates by as many tabs as bring the colon to column 16; programs split at the colon.
-        blocks.append("".join(f"{name:<15}\t: {value}\n" for name, value in lines.items()))
-    return "".join(f"{block}\n" for block in blocks)
+        text = "".join(f"{name}{_TABS[len(name) < 8]}: {value}\n" for name, value in lines.items())
+        blocks.append(f"{text}power management:\n\n")
+    return "".join(blocks)
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:

@@ -8,8 +8,9 @@ from rvbundle_runtime.machine import NEHALEM, cpuinfo, model_for, parse_cpu_list
 def test_cpuinfo_says_what_is_emulated() -> None:
     text = cpuinfo(NEHALEM, (0, 1, 5))
     assert parse_cpuinfo(text) == NEHALEM.processor
-    blocks = [dict(line.split("\t: ", 1) for line in b.splitlines()) for b in text.split("\n\n")[:-1]]
-    fields = [{name.strip(): value for name, value in block.items()} for block in blocks]
+    blocks = [dict(line.split(":", 1) for line in b.splitlines()) for b in text.split("\n\n")[:-1]]
+    fields = [{name.strip(): value.strip() for name, value in block.items()} for block in blocks]
+    assert text.startswith("processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 26\n")
     assert [f["processor"] for f in fields] == ["0", "1", "5"]
     assert {(f["siblings"], f["cpu cores"], f["vendor_id"]) for f in fields} == {("3", "3", "GenuineIntel")}
     assert (fields[0]["cpu family"], fields[0]["model"], fields[0]["stepping"]) == ("6", "26", "3")

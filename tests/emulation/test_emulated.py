@@ -1,0 +1,226 @@
+"""`rvbundle run --emulator qemu` on the host's own architecture: an agent sees no difference but the machine.
+
+Each in both ways in which children are emulated: by the kernel (binfmt_misc), and by the preloaded library.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rvbundle_runtime.families import parse_cpuinfo
+from rvbundle_runtime.host import read_host
+from rvbundle_runtime.machine import NEHALEM
+from tests.conftest import TEST_CACHE, Result, run_cli
+from tests.emulation.conftest import HERE
+
+SIGNATURE = "000106a3"  # Nehalem's family 6, model 26, stepping 3
+UNNAMED = {"binfmt_misc": "00000663", "preload": SIGNATURE}  # of a child without any variable
+
+pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="the agent asks x86-64's CPUID")
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """The image, and a way to emulate its children."""
+
+    image: Path
+    children: str
+    env: dict[str, str]
+
+    def run(self, *words: str, options: tuple[str, ...] = (), **more: object) -> Result:
+        env = {**self.env, **more.pop("env", {})}  # type: ignore[dict-item]
+        return run_cli("run", "--emulator", "qemu", *options, self.image, *words, env=env, **more)  # type: ignore[arg-type]
+
+    def start(self, *words: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "rvbundle", "run", "--emulator", "qemu", str(self.image), *words]
+        env = {**os.environ, "RVBUNDLE_CACHE": str(TEST_CACHE), **self.env}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+
+
+@pytest.fixture(params=["binfmt_misc", "preload"])
+def emulated(request: pytest.FixtureRequest, emulated_image: Path, qemu: Path) -> Emulated:
+    env = {"RVBUNDLE_EMULATORS": str(qemu)}
+    if request.param == "preload":
+        env["RVBUNDLE_NO_BINFMT"] = "1"
+    return Emulated(emulated_image, request.param, env)
+
+
+@pytest.fixture
+def started(emulated: Emulated, request: pytest.FixtureRequest) -> "Iterator[subprocess.Popen[str]]":
+    """The agent at the beginning of a long wait."""
+    process = emulated.start(request.param)
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_it_is_emulated(emulated: Emulated) -> None:
+    assert emulated.run("signature").out == f"{SIGNATURE}\n"
+    native = run_cli("run", emulated.image, "signature").out
+    assert native != f"{SIGNATURE}\n"
+    assert len(native) == 9
+
+
+def test_the_plan_says_so(emulated: Emulated) -> None:
+    result = emulated.run("signature", options=("--verbose",))
+    assert "\nrvbundle: emulator: qemu 1" in result.err
+    assert f"\nrvbundle: children: {emulated.children} (" in result.err
+    explained = run_cli("explain", "--json", "--emulator", "qemu", emulated.image, env=emulated.env)
+    choices = {choice["what"]: choice for choice in json.loads(explained.out)["choices"]}
+    assert choices["children"]["value"] == emulated.children
+    assert choices["emulator"]["value"].startswith("qemu ")
+    assert choices["CPU kernels"]["value"] == "baseline"
+
+
+@pytest.mark.parametrize("code", [0, 5, 255])
+def test_exit_codes(emulated: Emulated, code: int) -> None:
+    assert emulated.run("code", str(code)).code == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_ending_by_a_signal(emulated: Emulated, number: signal.Signals) -> None:
+    assert emulated.run("die", str(int(number))).code == -number
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("started", ["sleep"], indirect=True)
+def test_signals_reach_the_agent_once(started: "subprocess.Popen[str]", number: signal.Signals) -> None:
+    started.send_signal(number)
+    assert started.stdout
+    assert started.stdout.read() == f"caught {number.name}\n"
+    assert started.wait(60) == 7
+
+
+@pytest.mark.parametrize("started", ["wait"], indirect=True)
+def test_an_agent_that_does_not_care_is_ended(started: "subprocess.Popen[str]") -> None:
+    started.terminate()
+    assert started.wait(60) == -signal.SIGTERM
+
+
+def test_standard_input(emulated: Emulated) -> None:
+    assert emulated.run("echo", stdin="a\nb").out == "a\nb"
+
+
+def test_children_of_every_kind(emulated: Emulated) -> None:
+    result = emulated.run("children")
+    assert result.err == ""
+    kinds = "subprocess shell script #!python popen posix_spawn execv system".split()
+    assert json.loads(result.out) == {
+        **dict.fromkeys((*kinds, "by name"), SIGNATURE),
+        "bare": UNNAMED[emulated.children],
+        "argv[0]": "odd name",
+        "absent": "No such file or directory",
+        "code": 7,
+        "signal": -signal.SIGTERM,
+    }
+
+
+def test_pools(emulated: Emulated) -> None:
+    result = emulated.run("pools")
+    assert result.err == ""
+    assert result.out.splitlines() == [
+        f"{method} {SIGNATURE} {SIGNATURE}" for method in ("fork", "spawn", "forkserver")
+    ]
+
+
+def test_the_machine_is_coherent(emulated: Emulated, tmp_path: Path) -> None:
+    leaks = {
+        "QEMU_LD_PREFIX": "/nowhere", "QEMU_SET_ENV": "LEAK=1", "QEMU_STRACE": "1", "QEMU_CPU": "max",
+        "BOX64_LOG": "3", "LD_PRELOAD": "", "LD_LIBRARY_PATH": "/nowhere", "LC_ALL": "C", "PYTHONHOME": "/x",
+    }  # fmt: skip
+    del leaks["PYTHONHOME"]  # it would be rvbundle's own Python that it harms
+    result = emulated.run("facts", env=leaks)
+    assert result.err == ""
+    facts = json.loads(result.out)
+    assert (facts["machine"], facts["system"]) == ("x86_64", "Linux")
+    assert parse_cpuinfo(facts["cpuinfo"]) == NEHALEM.processor
+    assert facts["cpuinfo"].count("processor\t: ") == facts["cpu_count"] == len(read_host().cpus)
+    assert facts["affinity"] == len(os.sched_getaffinity(0))
+    assert facts["env"]["QEMU_CPU"] == "Nehalem"
+    assert facts["env"]["LANG"] == "C.UTF-8"
+    assert not (leaks.keys() - {"QEMU_CPU"}) & facts["env"].keys()
+    assert facts["argv"] == ["/usr/bin/python3", "/app/emulated.py", "facts"]
+    assert facts["exe"].startswith("/usr/bin/python3")
+    ours = ("/usr/", "/run/rvbundle/", "/dev/zero", "/memfd:", "/app/")
+    assert [path for path in facts["maps"] if not path.startswith(ours)] == []
+
+
+def test_the_agent_can_not_change_what_emulates_it(emulated: Emulated) -> None:
+    inside = "/run/rvbundle/emulator.d/qemu-x86_64"
+    places = [inside, "/run/rvbundle/emulate.so", "/proc/cpuinfo", "/etc/ld.so.preload"]
+    lines = emulated.run("grab", *places).out.splitlines()
+    if emulated.children == "preload":
+        assert lines == [f"{path} Read-only file system" for path in places]
+    else:
+        absent = [f"{path} No such file or directory" for path in places[:2]]
+        assert lines[:3] == [*absent, "/proc/cpuinfo Read-only file system"]
+    facts = json.loads(emulated.run("facts").out)
+    assert not any("binfmt" in mount for mount in facts["mounts"])
+
+
+def test_nothing_is_left_behind(emulated: Emulated) -> None:
+    before = Path("/proc/self/mountinfo").read_text()
+    assert emulated.run("children").code == 0
+    assert Path("/proc/self/mountinfo").read_text() == before
+    host = Path("/proc/sys/fs/binfmt_misc/rvbundle")
+    assert not host.exists()
+
+
+def test_cold_pages_come_back(emulated: Emulated, tmp_path: Path) -> None:
+    """Guard and pager work under the emulator, and the results are those of a native run."""
+    fresh = {"RVBUNDLE_CACHE": str(tmp_path / "store")}
+    native = run_cli("run", emulated.image, "untraced")
+    result = emulated.run("untraced", env=fresh)
+    assert (result.out, result.err) == (native.out, "")
+    explained = run_cli("explain", "--json", emulated.image, env=fresh)
+    restored = [c for c in json.loads(explained.out)["choices"] if c["what"] == "restored pages"]
+    assert restored
+
+
+def test_without_a_cold_pack_it_is_said_what_is_missing(emulated: Emulated, tmp_path: Path) -> None:
+    alone = tmp_path / emulated.image.name
+    shutil.copy(emulated.image, alone)
+    env = {**emulated.env, "RVBUNDLE_CACHE": str(tmp_path / "store")}
+    assert run_cli("run", "--emulator", "qemu", alone, "signature", env=env).out == f"{SIGNATURE}\n"
+    result = run_cli("run", "--emulator", "qemu", alone, "untraced", env=env)
+    assert result.code in (1, 112)  # a module that is cold, or pages that are
+    assert "left out of" in result.err
+    assert "no trace used it, and the cold pack is not here" in result.err
+
+
+def test_without_a_sandbox(emulated: Emulated) -> None:
+    assert emulated.run("signature", options=("--no-sandbox",)).out == f"{SIGNATURE}\n"
+    result = emulated.run("pools", options=("--no-sandbox",))
+    assert result.err == ""
+    assert result.out.splitlines()[1:] == [
+        f"{method} {SIGNATURE} {SIGNATURE}" for method in ("spawn", "forkserver")
+    ]
+
+
+def test_what_is_emulated_is_what_is_described(qemu: Path, tmp_path: Path) -> None:
+    """The model in machine.py has the flags that QEMU's CPUID has."""
+    source = tmp_path / "cpuid.c"
+    source.write_text((HERE / "cpuid.c").read_text())
+    subprocess.run(["gcc", "-O1", "-o", tmp_path / "cpuid", source], check=True)
+    command = [qemu / "qemu-x86_64", "-cpu", NEHALEM.option, tmp_path / "cpuid"]
+    said = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert said["vendor"] == NEHALEM.vendor
+    assert (said["family"], said["model"], said["stepping"]) == (
+        NEHALEM.family,
+        NEHALEM.model,
+        NEHALEM.stepping,
+    )
+    assert said["name"] == NEHALEM.name
+    synthetic = {"nopl", "cpuid"}  # the kernel's own words
+    assert set(said["flags"]) == set(NEHALEM.flags) - synthetic
