@@ -19,7 +19,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import rvbundle_runtime
-from rvbundle import __version__, analysis, environment, foreign, freeze, hostpython, lock, stage_agent, trace
+from rvbundle import (
+    __version__,
+    analysis,
+    debian,
+    environment,
+    foreign,
+    freeze,
+    hostpython,
+    lock,
+    stage_agent,
+    trace,
+)
 from rvbundle.analysis import Reach
 from rvbundle.contents import Contents, contents
 from rvbundle.debian import ARCHITECTURES
@@ -253,8 +264,9 @@ def _freeze_foreign(
 ) -> Frozen:
     digests: Key = {"packages": [package.sha256 for package in part.packages]}
     with progress.phase(f"packages for {part.arch}") as phase:
+        unpacked: Key = {**digests, "inside": debian.code_digest()}
         cached = cache.get(
-            f"debian-{part.arch}", digests, lambda folder: foreign.unpack(part, cache.base.parent, folder)
+            f"debian-{part.arch}", unpacked, lambda folder: foreign.unpack(part, cache.base.parent, folder)
         )
         _note(phase, cached, f"{len(part.packages)} of Debian's {part.suite}")
 
