@@ -113,7 +113,7 @@ def test_the_text_of_a_wheel(files: list[str], where: int | None) -> None:
         (DEP5.replace("Upstream-Name: demo", "License: Zlib"), "Zlib"),
         (
             "glibc's LGPL: /usr/share/common-licenses/LGPL-2.1, also\n/usr/share/common-licenses/GPL-2.\n",
-            "LGPL-2.1, GPL-2 (named in its text)",
+            "see its text (names LGPL-2.1, GPL-2)",
         ),
         ("Do what you want.", "see usr/share/doc/qemu-user/copyright"),
         (DEP5 + "Nothing: else\n", "see usr/share/doc/qemu-user/copyright"),
@@ -132,6 +132,19 @@ def test_the_licence_of_a_debian_package(text: str, name: str) -> None:
     found = of_copyright(QEMU, text)
     source = "Debian source package qemu 1:10.0.13+ds-0+deb13u1"
     assert found == Licence("qemu-user", QEMU.version, name, source, "usr/share/doc/qemu-user/copyright")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("gcc-14", "GPL-3+ with GCC runtime library exception (see its text)"),
+        ("python3.13", "PSF-2.0 (see its text)"),
+        ("python3.13-extras", "see its text (names GPL-2)"),
+    ],
+)
+def test_what_is_known_of_texts_in_words(source: str, name: str) -> None:
+    text = "In words, with /usr/share/common-licenses/GPL-2."
+    assert of_copyright(DebianPackage("lib", "1", source, "1"), text).licence == name
 
 
 def test_a_debian_package_without_a_text() -> None:
@@ -220,7 +233,7 @@ def test_what_a_payload_is_made_of(
         Licence(
             "libc6",
             "2.41-12",
-            "LGPL-2.1, No-Such (named in its text)",
+            "LGPL-2.1+ (see its text)",
             "Debian source package glibc 2.41-12",
             "usr/share/doc/libc6/copyright",
         ),
