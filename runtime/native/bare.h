@@ -1,8 +1,9 @@
 /*
- * bare.h: what tracer.c and guard.c need of a libc, without one.
+ * bare.h: what the C here needs of a libc, without one.
  *
  * All system calls are made directly: so no second libc is loaded next to the program's own, errno
- * stays untouched, and everything here is async-signal-safe. For one source file per library.
+ * stays untouched, and everything here is async-signal-safe. For one source file per library or
+ * program.
  */
 #ifndef BARE_H
 #define BARE_H
@@ -199,6 +200,27 @@ static inline void unmap_memory(void *at, size_t size)
         sys4(SYS_munmap, (long)at, (long)size, 0, 0);
 }
 
+/* For code that came as data; the kernel does it for a file's pages. */
+static inline void synchronize_code(char *start, size_t size)
+{
+#if defined(__aarch64__)
+    uint64_t sizes;
+    __asm__ volatile("mrs %0, ctr_el0" : "=r"(sizes));
+    size_t data_line = (size_t)4 << (sizes >> 16 & 15), code_line = (size_t)4 << (sizes & 15);
+    for (size_t i = 0; i < size; i += data_line)
+        __asm__ volatile("dc cvau, %0" : : "r"(start + i) : "memory");
+    __asm__ volatile("dsb ish" : : : "memory");
+    for (size_t i = 0; i < size; i += code_line)
+        __asm__ volatile("ic ivau, %0" : : "r"(start + i) : "memory");
+    __asm__ volatile("dsb ish; isb" : : : "memory");
+#elif defined(__riscv)
+    sys4(259 /* riscv_flush_icache */, (long)start, (long)(start + size), 0, 0);
+#else
+    (void)start;
+    (void)size;
+#endif
+}
+
 static inline const char *variable(char **environment, const char *name)
 {
     size_t n = length(name);
@@ -223,6 +245,14 @@ struct kernel_action {
 #endif
 };
 
+#if defined(__x86_64__)
+/*
+ * box64 returns from handlers by itself, and calls a restorer as a function, with no frame that
+ * sigreturn(2) could take. It can't be told from within: who knows that it is box64 sets this.
+ */
+static bool is_box64;
+#endif
+
 /* The handler runs with the signals of `mask` blocked. */
 static inline void set_kernel_action(int signal, void *handler, unsigned long flags,
                                      unsigned long mask, struct kernel_action *old)
@@ -232,8 +262,10 @@ static inline void set_kernel_action(int signal, void *handler, unsigned long fl
     action.spare = mask;
 #endif
 #if defined(__x86_64__)
-    action.flags |= 0x04000000; /* SA_RESTORER: obligatory there */
-    action.restorer = (void *)rvb_restore;
+    if (!is_box64) {
+        action.flags |= 0x04000000; /* SA_RESTORER: obligatory there */
+        action.restorer = (void *)rvb_restore;
+    }
 #endif
     sys4(SYS_rt_sigaction, signal, (long)&action, (long)old, 8);
 }

@@ -1,4 +1,4 @@
-"""Compile the libraries for each target with ``zig cc`` (PyPI: ziglang). Standard library only."""
+"""Compile the libraries and programs for each target with ``zig cc`` (PyPI: ziglang). Standard library only."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 LIBRARIES = ["tracer", "traceall", "guard", "emulate"]
 INIT_FIRST = ["traceall", "guard"]
+PROGRAMS = ["probe"]
 TARGETS = ["x86_64-linux-gnu.2.17", "aarch64-linux-gnu.2.17", "riscv64-linux-gnu.2.27"]
 COMPILE = [
     "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined",
@@ -20,17 +21,19 @@ COMPILE = [
 # No libc and no helper library: an undefined symbol must fail here, not in ld.so (the weak ones are
 # libc's and Python's, if the process has these). Nothing can unload it: handlers point there.
 LINK = ["-shared", "-nostdlib", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,-z,nodelete", "-s"]
+# A static program that no loader has to relocate; its segments fit kernels with pages of up to 64 KiB.
+LINK_PROGRAM = ["-static", "-nostdlib", "-Wl,-z,max-page-size=65536", "-s"]
 # Atomic operations in line, not by calling compiler-rt.
 EXTRA_FLAGS = {"aarch64": ["-mno-outline-atomics"]}
 
 
-def output(out: Path, target: str, library: str) -> Path:
-    return out / target.split("-")[0] / f"{library}.so"
+def output(out: Path, target: str, name: str) -> Path:
+    return out / target.split("-")[0] / (name if name in PROGRAMS else f"{name}.so")
 
 
 def is_fresh(out: Path, targets: list[str]) -> bool:
     """Tell whether every result is there and newer than everything that it is made of."""
-    results = [output(out, target, library) for target in targets for library in LIBRARIES]
+    results = [output(out, target, name) for target in targets for name in [*LIBRARIES, *PROGRAMS]]
     if not all(result.is_file() for result in results):
         return False
     newest = max(path.stat().st_mtime for path in FOLDER.iterdir() if path.is_file())
@@ -38,26 +41,27 @@ def is_fresh(out: Path, targets: list[str]) -> bool:
 
 
 def build(out: Path, targets: list[str], extra: list[str] | None = None) -> list[Path]:
-    """Return the libraries built: ``out/<architecture>/tracer.so`` and the others, for each target."""
+    """Return what was built: ``out/<architecture>/tracer.so`` and the others, for each target."""
     return [
-        _build(output(out, target, library), target, library, extra or [])
+        _build(output(out, target, name), target, name, extra or [])
         for target in targets
-        for library in LIBRARIES
+        for name in [*LIBRARIES, *PROGRAMS]
     ]
 
 
-def _build(result: Path, target: str, library: str, extra: list[str]) -> Path:
+def _build(result: Path, target: str, name: str, extra: list[str]) -> Path:
     result.parent.mkdir(parents=True, exist_ok=True)
     compiled = result.with_suffix(f".{os.getpid()}.o")
     # Built next to its final name and moved there: a running process may map the old one.
     new = result.with_suffix(f".{os.getpid()}.new")
     zig = [sys.executable, "-m", "ziglang", "cc", "-target", target]
     flags = [*COMPILE, *EXTRA_FLAGS.get(target.split("-")[0], []), *extra]
-    subprocess.run([*zig, *flags, "-o", str(compiled), str(FOLDER / f"{library}.c")], check=True)
+    subprocess.run([*zig, *flags, "-o", str(compiled), str(FOLDER / f"{name}.c")], check=True)
     # zig tells the linker's input by its suffix: .o
-    subprocess.run([*zig, *LINK, "-o", str(new), str(compiled)], check=True)
+    link = LINK_PROGRAM if name in PROGRAMS else LINK
+    subprocess.run([*zig, *link, "-o", str(new), str(compiled)], check=True)
     compiled.unlink()
-    if library in INIT_FIRST:
+    if name in INIT_FIRST:
         _init_first(new)
     new.replace(result)
     return result

@@ -139,8 +139,11 @@ static const char *descriptor_path(const char *path, int *fd)
 
 static long is_executable(int folder, const char *path)
 {
-    long result = sys4(SYS_faccessat2, folder, (long)path, X_OK, AT_EACCESS);
-    if (result == -ENOSYS || result == -EPERM) /* before Linux 5.8; old seccomp filters */
+    long result = -ENOSYS; /* faccessat2(2) is of Linux 5.8; old seccomp filters say EPERM */
+    if (sys4(SYS_getuid, 0, 0, 0, 0) != sys4(SYS_geteuid, 0, 0, 0, 0) ||
+        sys4(SYS_getgid, 0, 0, 0, 0) != sys4(SYS_getegid, 0, 0, 0, 0))
+        result = sys4(SYS_faccessat2, folder, (long)path, X_OK, AT_EACCESS);
+    if (result == -ENOSYS || result == -EPERM)
         result = sys4(SYS_faccessat, folder, (long)path, X_OK, 0);
     return result;
 }

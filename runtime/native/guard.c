@@ -465,27 +465,6 @@ static const char *map_from_store(const struct fault *f)
     return reason;
 }
 
-/* For code that came as data; the kernel does it for a file's pages. */
-static void synchronize_code(char *start, size_t size)
-{
-#if defined(__aarch64__)
-    uint64_t sizes;
-    __asm__ volatile("mrs %0, ctr_el0" : "=r"(sizes));
-    size_t data_line = (size_t)4 << (sizes >> 16 & 15), code_line = (size_t)4 << (sizes & 15);
-    for (size_t i = 0; i < size; i += data_line)
-        __asm__ volatile("dc cvau, %0" : : "r"(start + i) : "memory");
-    __asm__ volatile("dsb ish" : : : "memory");
-    for (size_t i = 0; i < size; i += code_line)
-        __asm__ volatile("ic ivau, %0" : : "r"(start + i) : "memory");
-    __asm__ volatile("dsb ish; isb" : : : "memory");
-#elif defined(__riscv)
-    sys4(259 /* riscv_flush_icache */, (long)start, (long)(start + size), 0, 0);
-#else
-    (void)start;
-    (void)size;
-#endif
-}
-
 /* Moves the bytes of a run in place, all at once: no thread sees half of them. Takes `data`. */
 static const char *place(const struct fault *f, char *data)
 {
@@ -870,6 +849,9 @@ __attribute__((constructor)) static void start(int count, char **arguments, char
     const char *address = variable(environment, "RVBUNDLE_PAGER");
     const char *bits = variable(environment, "RVBUNDLE_PRESENT");
     find_next();
+#if defined(__x86_64__)
+    is_box64 = variable(environment, "BOX64_LD_PRELOAD"); /* nothing else loads it there */
+#endif
     if (!open_table(root && *root ? root : "/"))
         return;
     set_pager(address && *address ? address : "/run/rvbundle/pager");

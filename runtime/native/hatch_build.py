@@ -22,4 +22,7 @@ class CompileHook(BuildHookInterface[Any]):
 
         if not build.is_fresh(_OUTPUT, build.TARGETS):
             build.build(_OUTPUT, build.TARGETS)
-        build_data["artifacts"].append("runtime/rvbundle_runtime/native/**/*.so")
+        build_data["artifacts"] += [
+            "runtime/rvbundle_runtime/native/**/*.so",
+            *(f"runtime/rvbundle_runtime/native/**/{program}" for program in build.PROGRAMS),
+        ]

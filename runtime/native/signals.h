@@ -164,8 +164,10 @@ static int raw_sigaction(int signal, const struct sigaction *action, struct siga
         new.flags = (unsigned)action->sa_flags;
         new.mask = *bits_of(&action->sa_mask);
 #if defined(__x86_64__)
-        new.flags |= 0x04000000; /* SA_RESTORER */
-        new.restorer = (void *)rvb_restore;
+        if (!is_box64) {
+            new.flags |= 0x04000000; /* SA_RESTORER */
+            new.restorer = (void *)rvb_restore;
+        }
 #endif
     }
     long result = sys4(SYS_rt_sigaction, signal, (long)(action ? &new : NULL), (long)&before, 8);
