@@ -24,7 +24,7 @@ from rvbundle_runtime import format as fmt
 from rvbundle_runtime.image import Reader
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from tests.emulation.hosts import make_host, on_host  # noqa: E402
+from tests.emulation.hosts import make_host, on_host
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 AGENT = REPOSITORY / "recipes" / "cartpole-policy-gradient"
