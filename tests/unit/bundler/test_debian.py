@@ -1,6 +1,5 @@
 import hashlib
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +8,8 @@ import pytest
 from rvbundle import debian
 from rvbundle.debian import Archive, Package
 from rvbundle_runtime.errors import EnvironmentSetupError
+
+from ..debs import make_deb
 
 HEX = hashlib.sha256(b"package").hexdigest()
 POOL = "http://deb.example/debian/pool/main"
@@ -441,35 +442,13 @@ def test_a_version_that_the_archive_no_longer_has(apt: FakeApt, archive: Archive
 
 @pytest.fixture
 def deb(tmp_path: Path, apt: FakeApt, archive: Archive) -> Callable[..., Package]:
-    """Return a function that makes a package of {path: text}, puts it into the pool, and returns it.
-
-    A text that starts with "-> " makes a link; a path that ends with "/" an empty folder.
-    """
+    """Return a function that makes a package of {path: text} (see `make_deb`) and puts it into the pool."""
     pool = archive.folder / "pool"
     pool.mkdir(parents=True)
 
     def make(name: str, files: dict[str, str]) -> Package:
-        folder = tmp_path / "debs" / name
-        (folder / "DEBIAN").mkdir(parents=True)
-        (folder / "DEBIAN/control").write_text(
-            f"Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: A <a@b.example>\nDescription: d\n"
-        )
-        (folder / "DEBIAN/postinst").write_text(f"#!/bin/sh\ntouch {tmp_path}/maintainer-script-ran\n")
-        (folder / "DEBIAN/postinst").chmod(0o755)
-        for path, text in files.items():
-            place = folder / path
-            if path.endswith("/"):
-                place.mkdir(parents=True)
-                continue
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if text.startswith("-> "):
-                place.symlink_to(text[3:])
-            else:
-                place.write_text(text)
-        file = tmp_path / f"{name}.deb"
-        subprocess.run(
-            ["dpkg-deb", "--root-owner-group", "--build", folder, file], check=True, capture_output=True
-        )
+        script = f"touch {tmp_path}/maintainer-script-ran"
+        file = make_deb(tmp_path / f"{name}.deb", name, files, script=script)
         made = package(file.read_bytes(), name)
         file.rename(pool / f"{made.sha256}.deb")
         return made

@@ -10,9 +10,11 @@ from rvbundle import debian, foreign, hostpython
 from rvbundle.debian import Archive, Package, Unpacked
 from rvbundle.environment import Environment, Interpreter
 from rvbundle.foreign import choose_wheels, debian_name
+from rvbundle.licences import DebianPackage
 from rvbundle.lock import Lock, LockedDebian, LockedPackage
 from rvbundle_runtime.errors import EnvironmentSetupError
 
+from ..debs import make_deb
 from .test_lock import HEX, recipe
 
 MACHINE = os.uname().machine
@@ -259,13 +261,25 @@ def test_compiled_code_that_the_suite_has_not(tmp_path: Path, suite: list[object
 
 
 def test_unpack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unpack(archive: Archive, packages: tuple[Package, ...], root: Path) -> Unpacked:
-        assert (archive, packages) == (hostpython.archive(tmp_path, "trixie", "riscv64"), PACKAGES)
+    archive = hostpython.archive(tmp_path, "trixie", "riscv64")
+    files = [
+        make_deb(tmp_path / "a.deb", "dash", version="0.5"),
+        make_deb(tmp_path / "b.deb", "python3-numpy", version="1:2.2.4-1"),
+    ]
+
+    def unpack(found: Archive, packages: tuple[Package, ...], root: Path) -> Unpacked:
+        assert (found, packages) == (archive, PACKAGES)
         return Unpacked(root, {"usr/bin/dash": "dash"})
 
     monkeypatch.setattr(debian, "unpack", unpack)
+    monkeypatch.setattr(debian, "fetch", lambda *words: files if words == (archive, PACKAGES) else [])
     foreign.unpack(PART, tmp_path, tmp_path)
     assert json.loads((tmp_path / "owners.json").read_text()) == {"usr/bin/dash": "dash"}
+    assert json.loads((tmp_path / "packages.json").read_text()) == DESCRIBED
+
+
+# Package, version, source package, version of that.
+DESCRIBED = [["dash", "0.5", "dash", "0.5"], ["python3-numpy", "1:2.2.4-1", "python3-numpy", "1:2.2.4-1"]]
 
 
 def distribution(
@@ -318,6 +332,7 @@ def unpacked(folder: Path, theirs: Mapping[str, str]) -> Path:
         distribution(site, name, version, {f"{name}/__init__.py": ""}, record=False)
     (site / "odd.egg-info").mkdir()  # without a name
     (folder / "owners.json").write_text('{"usr/bin/dash": "dash"}')
+    (folder / "packages.json").write_text(json.dumps(DESCRIBED))
     return folder
 
 
@@ -327,7 +342,7 @@ def test_assemble(tmp_path: Path, venv: Environment) -> None:
     site = venv.site_packages
     assert (found.arch, found.suite, found.root, found.site) == ("riscv64", "trixie", folder / "root", site)
     assert (found.owners, found.interpreter) == ({"usr/bin/dash": "dash"}, PYTHON)
-    assert found.versions == {"dash": "0.5", "python3-numpy": "1:2.2.4-1"}
+    assert found.packages == {row[0]: DebianPackage(*row) for row in DESCRIBED}
     (wheel,) = found.wheels
     assert (wheel.name, wheel.version) == ("gymnasium", "1.4.0")
     assert set(wheel.files) == {

@@ -15,6 +15,7 @@ from rvbundle.contents import contents
 from rvbundle.environment import Interpreter
 from rvbundle.foreign import PACKAGES, Distribution, ForeignEnvironment
 from rvbundle.freeze import Frozen, FrozenFile, load, plugins, role_of
+from rvbundle.licences import DebianPackage
 from rvbundle.pack import Item
 from rvbundle.split import COLD_LIST, Placed, Split
 from rvbundle.stage_agent import StagedAgent, start_words
@@ -488,9 +489,12 @@ def foreign(tmp_path: Path) -> ForeignEnvironment:
     )
     (site / "gymnasium/run.sh").chmod(0o755)
     owners = {path: package for path, (package, _) in THEIRS.items()}
-    versions = {"python3-numpy": "1:2.2.4-1", "dash": "0.5"}
+    packages = {
+        "python3-numpy": DebianPackage("python3-numpy", "1:2.2.4-1", "numpy", "1:2.2.4-1"),
+        "dash": DebianPackage("dash", "0.5", "dash", "0.5"),
+    }
     return ForeignEnvironment(
-        "riscv64", "trixie", root, owners, versions, site, wheels, PYTHON_313, ("a note",)
+        "riscv64", "trixie", root, owners, packages, site, wheels, PYTHON_313, ("a note",)
     )
 
 
@@ -556,6 +560,8 @@ def test_the_rest_of_a_foreign_inventory(foreign: ForeignEnvironment) -> None:
         ("python3-numpy", "1:2.2.4-1"),
     )
     assert found.ours == root.parent
+    assert found.origin is not None
+    assert found.origin.owner(root / "usr/bin/dash") == "dash"
     assert found.notes == (
         "a note",
         "4 links to folders or out of packages are left out, such as certs.pem",
