@@ -346,7 +346,12 @@ def collect(parts: Iterable[Part], origin: Origin, python: str) -> tuple[Compone
         for (kind, name), files in by_owner.items()
         for licence in _licences(kind, name, files, origin, python)
     ]
-    return tuple(sorted(found, key=lambda c: (c.licence.component.lower(), c.licence.version)))
+    return tuple(sorted(found, key=lambda component: order(component.licence)))
+
+
+def order(licence: Licence) -> tuple[str, str]:
+    """Return what licences are sorted by."""
+    return licence.component.lower(), licence.version
 
 
 _DEBIAN, _WHEEL, _PYTHON, _OURS, _OTHER = "debian", "wheel", "python", "rvbundle", "other"
@@ -376,7 +381,7 @@ def _licences(kind: str, name: str, files: Sequence[Part], origin: Origin, pytho
         text = next((path for path in paths if path.endswith("/LICENSE.txt")), "")
         yield Licence("Python", python, "PSF-2.0", _PYTHON_SOURCE, text)
     elif kind == _OURS:
-        yield Licence("rvbundle", __version__, "Apache-2.0", "", _OWN_TEXT if _own_text() else "")
+        yield of_rvbundle()
     elif kind == _OTHER:
         yield Licence(name, "", UNKNOWN, f"copied from {files[0].source}", "")
 
@@ -388,6 +393,11 @@ def held(components: Iterable[Component], paths: Container[str]) -> tuple[Licenc
         for c in components
         if any(path in paths or (path.endswith(".py") and f"{path}c" in paths) for path in c.paths)
     )
+
+
+def of_rvbundle() -> Licence:
+    """Return the licence of what rvbundle itself puts into payloads and files."""
+    return Licence("rvbundle", __version__, "Apache-2.0", "", _OWN_TEXT if _own_text() else "")
 
 
 def _own_text() -> Path | None:

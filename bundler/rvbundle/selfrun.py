@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from rvbundle import debian
@@ -137,7 +137,14 @@ def _sections(offset: int, made: Sequence[Bootstrap]) -> tuple[Section, ...]:
         digest = hashlib.sha256(data).hexdigest()
         sections.append(
             Section(
-                bootstrap.arch, offset, len(data), digest, bootstrap.digest, packages, bootstrap.emulators
+                bootstrap.arch,
+                offset,
+                len(data),
+                digest,
+                bootstrap.digest,
+                packages,
+                bootstrap.emulators,
+                tuple(map(astuple, bootstrap.licences)),
             )
         )
         offset += len(data)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rvbundle import __version__, licences, process
+from rvbundle import __version__, bootstrap, licences, process
 from rvbundle.licences import DebianPackage, Licence, Origin, of_copyright, of_metadata
 
 QEMU = DebianPackage("qemu-user", "1:10.0.13+ds-0+deb13u1+b2", "qemu", "1:10.0.13+ds-0+deb13u1")
@@ -353,3 +353,33 @@ def test_packages_that_are_unpacked_for_another_machine(payload: tuple[list[File
     _, origin = payload
     found = licences.of_packages(origin.root, [origin.packages["libc6"], origin.packages["dash"]])
     assert [(row.component, bool(row.where)) for row in found] == [("dash", False), ("libc6", True)]
+
+
+def test_a_bootstrap_lists_what_its_files_were_made_of(
+    payload: tuple[list[File], Origin], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packages that were unpacked for their dependents alone are not in it."""
+    monkeypatch.setattr(licences, "_own_text", lambda: None)
+    _, origin = payload
+    libc, dash = (origin.root / path for path in ("usr/lib/x/libc.so.6", "usr/bin/dash"))
+    qemu = Origin(
+        origin.root.parent / "qemu", {"usr/bin/qemu-x86_64": QEMU.name}, {QEMU.name: QEMU, **origin.packages}
+    )
+    program = write(qemu.root / "usr/bin/qemu-x86_64")
+    write(qemu.root / "usr/share/doc/qemu-user/copyright", "/usr/share/common-licenses/GPL-2")
+    files = {
+        "lib/libc.so.6": bootstrap._File(b"", source=libc),
+        "emulators/qemu-x86_64": bootstrap._File(b"", True, program),
+        "lib/ours.pyc": bootstrap._File(b""),
+    }
+    assert dash.exists()
+    found = {row.component: row.where for row in bootstrap._licences(files, [origin, qemu])}
+    assert found == {
+        "libc6": "share/doc/libc6/copyright",
+        "qemu-user": "share/doc/qemu-user/copyright",
+        "rvbundle": "",
+    }
+    texts = bootstrap._texts(files, [origin, qemu])
+    assert texts["share/doc/qemu-user/copyright"].content == b"/usr/share/common-licenses/GPL-2"
+    assert texts["share/common-licenses/LGPL-2.1"].content == b"Lesser"
+    assert {path for path in found.values() if path} <= set(texts)
