@@ -109,6 +109,9 @@ def find_table(path: Path) -> Table | None:
         text = text.partition(b"\n")[0] + b"\n"
         if len(digest) == 64 and hashlib.sha256(text).hexdigest().encode() == digest:
             table = _load_table(path, text, head[:offset])
+            end = min((section.offset for section in table.sections), default=0)
+            if head[offset + len(digest) + 1 + len(text) : end].strip(b"\n"):
+                break  # what fills the last block is something else
             _check_size(path, size, table.size)
             return table
     raise ImageError(f"{path} is damaged: its header is not as it was written", _AGAIN)
@@ -203,6 +206,7 @@ def install(base: Path, work: Path, manifest: str) -> None:
             shutil.rmtree(work)
         else:
             (work / READY).write_bytes(b"")
+            (work / READY).chmod(0o644)  # whatever the umask is
             _sync(work)
             if target.exists():  # damaged from outside: it lacks the mark
                 shutil.rmtree(target)
