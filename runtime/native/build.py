@@ -1,4 +1,4 @@
-"""Compile the libraries and programs for each target with ``zig cc`` (PyPI: ziglang). Standard library only."""
+"""Compile libraries and programs for each target with ``zig cc`` (PyPI: ziglang). Standard library only."""
 
 from __future__ import annotations
 

@@ -548,6 +548,8 @@ static long call_program(const struct call *call, int folder, const char *path, 
 {
     struct program p;
     struct file file = {.folder = folder, .path = path, .flags = flags};
+    if (!emulator)
+        return make_call(call, path, call->arguments, call->environment);
     if (!path)
         return -EFAULT;
     if (is_own_exe(path)) { /* for the kernel it is the emulator */
@@ -636,8 +638,6 @@ static long search_program(const struct call *call, const char *name)
 static int execute(const char *path, strings arguments, strings environment)
 {
     struct call call = {.arguments = arguments, .environment = environment, .folder = AT_FDCWD};
-    if (!emulator)
-        return fail(sys4(SYS_execve, (long)path, (long)arguments, (long)environment, 0));
     return fail(call_program(&call, AT_FDCWD, path, 0));
 }
 

@@ -82,7 +82,8 @@ static int run(char **a) {
         posix_spawn_file_actions_t actions;
         posix_spawn_file_actions_init(&actions);
         if (getenv("OUTPUT"))
-            posix_spawn_file_actions_addopen(&actions, 1, getenv("OUTPUT"), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+            posix_spawn_file_actions_addopen(&actions, 1, getenv("OUTPUT"), O_WRONLY | O_CREAT | O_TRUNC,
+                                             0644);
         if (getenv("CHDIR")) posix_spawn_file_actions_addchdir_np(&actions, getenv("CHDIR"));
         if (getenv("FCHDIR")) posix_spawn_file_actions_addfchdir_np(&actions, folder);
         result = spawn(&pid, path, &actions, 0, argv, environ);
@@ -101,13 +102,13 @@ static int run(char **a) {
         text[size] = 0;
         argv[1] = text;
         result = execve(path, argv, environ);
-    } else if (IS("many")) {
+    } else if (IS("many") || IS("execvp-many")) {
         long count = atol(argv[1]);
         char **list = malloc((count + 2) * sizeof *list);
         list[0] = argv[0];
         for (long i = 1; i <= count; i++) list[i] = "y";
         list[count + 1] = 0;
-        result = execve(path, list, environ);
+        result = IS("many") ? execve(path, list, environ) : execvp(path, list);
     } else return 99;
     printf("errno %s\n", errno ? strerrorname_np(errno) : "0");
     return 0;
@@ -132,6 +133,196 @@ int main(int n, char **a) {
 """
 
 
+SHELL = r"""
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static volatile int seen[65];
+static void note(int signal) { seen[signal]++; }
+static void *run(void *line) {
+    for (int i = 0; i < 3; i++) if (system(line) != 5 << 8) abort();
+    return 0;
+}
+static void status(const char *line) {
+    errno = 0;
+    int result = system(line);
+    printf("system %d %s\n", result, result < 0 ? strerrorname_np(errno) : "");
+    fflush(stdout);
+}
+static void copy(FILE *from) {
+    char line[4096];
+    while (fgets(line, sizeof line, from)) fputs(line, stdout);
+}
+static void systems(void) {
+    printf("shell %d\n", system(0));
+    fflush(stdout);
+    for (int i = 1; i < 32; i++) if (i != SIGCHLD) signal(i, note);
+    status("exit 3");
+    status("./show from system; exit 4");
+    status("nothing-like-this 2>&-");
+    status("kill -INT $$");
+    status("kill -QUIT $$");
+    status("kill -TERM $$");
+    status("kill -INT $PPID; kill -QUIT $PPID; kill -USR1 $PPID");
+    printf("seen %d %d %d\n", seen[SIGINT], seen[SIGQUIT], seen[SIGUSR1]);
+    raise(SIGINT);
+    raise(SIGQUIT);
+    printf("after %d %d\n", seen[SIGINT], seen[SIGQUIT]);
+    signal(SIGINT, SIG_IGN);
+    status("kill -INT $$; exit 6"); /* stays ignored in the child */
+    signal(SIGINT, note);
+    sigset_t mask, after;
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGTERM);
+    sigprocmask(SIG_SETMASK, &mask, 0);
+    status("kill -TERM $$; exit 7"); /* stays blocked there */
+    sigprocmask(SIG_BLOCK, 0, &after);
+    printf("mask %d %d\n", sigismember(&after, SIGTERM), sigismember(&after, SIGCHLD));
+    signal(SIGCHLD, note);
+    status("exit 8");
+    printf("children %d\n", seen[SIGCHLD]);
+    signal(SIGCHLD, SIG_IGN);
+    status("exit 9");
+    signal(SIGCHLD, SIG_DFL);
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++) pthread_create(&threads[i], 0, run, "exit 5");
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], 0);
+    raise(SIGINT);
+    printf("in the end %d\n", seen[SIGINT]);
+    unsetenv("PATH");
+    status("./show");
+    clearenv();
+    status("./show; exec ./show");
+}
+static void streams(void) {
+    FILE *first = popen("./show first; exit 3", "r"), *second = popen("exec cat", "w"), *third;
+    copy(first);
+    third = popen("./show third", "re");
+    printf("flags %d %d %d\n", fcntl(fileno(first), F_GETFD), fcntl(fileno(second), F_GETFD),
+           fcntl(fileno(third), F_GETFD));
+    fflush(stdout);
+    fputs("to cat\n", second);
+    printf("first %d\n", pclose(first));
+    fflush(stdout);
+    printf("second %d\n", pclose(second)); /* would wait for ever if the third had its pipe */
+    copy(third);
+    printf("third %d\n", pclose(third));
+    printf("killed %d\n", pclose(popen("kill -TERM $$", "r")));
+    printf("nothing %d\n", pclose(popen("nothing-like-this 2>&-", "r")));
+    for (const char *modes[] = {"", "x", "rw", "rwe", "e", "er", 0}, **mode = modes; *mode; mode++) {
+        errno = 0;
+        FILE *file = popen("./show in a mode", *mode);
+        printf("mode '%s' %s\n", *mode, file ? "yes" : strerrorname_np(errno));
+        if (file) { copy(file); pclose(file); }
+    }
+    FILE *closed = popen("exit 1", "r");
+    int fd = fileno(closed);
+    fclose(closed);
+    FILE *reused = fopen("script", "r");
+    printf("same %d\n", fileno(reused) == fd);
+    fcntl(fd, F_SETFD, 0);
+    copy(closed = popen("./show with the reused descriptor", "r"));
+    printf("closed %d\n", pclose(closed));
+    fflush(stdout);
+    int output = fcntl(1, F_DUPFD_CLOEXEC, 50);
+    close(0);
+    close(1);
+    FILE *low = popen("./show low", "r"), *lower = popen("cat >&2", "w");
+    char line[4096], text[4096] = "";
+    while (fgets(line, sizeof line, low)) strcat(text, line);
+    int results[] = {fileno(low), pclose(low)};
+    fputs("lower\n", lower);
+    results[1] += pclose(lower);
+    dprintf(output, "%slow %d %d\n", text, results[0], results[1]);
+}
+int main(int n, char **a) {
+    if (!strcmp(a[1], "system")) systems();
+    else streams();
+    return 0;
+}
+"""
+
+PYTHON = r"""
+import concurrent.futures, multiprocessing, os, signal, subprocess, sys
+
+def host():
+    return os.readlink("/proc/self/../self/exe")
+
+def square(x):
+    return x * x, host(), os.path.realpath(sys.executable)
+
+def show(*results):
+    for x in results:
+        print(x[0], x[2])
+        print("host", x[1], flush=True)
+
+CODE = '''import os, sys
+print(sys.argv[1:], sys.flags.isolated)
+print("host", os.readlink("/proc/self/../self/exe"))'''
+
+def main():
+    for method in ("fork", "spawn", "forkserver"):
+        context = multiprocessing.get_context(method)
+        with context.Pool(2) as pool:
+            show(*pool.map(square, [1, 2, 3]))
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        show(pool.submit(square, 4).result())
+    python = [sys.executable, "-I", "-c", CODE]
+    subprocess.run([*python, "x"], check=True)
+    for more in (
+        {"env": {}},
+        {"executable": "./show"},
+        {"umask": 7},
+        {"close_fds": False},
+        {"start_new_session": True},
+        {"preexec_fn": lambda: None},
+        {"cwd": "folder", "executable": "./inner"},
+    ):
+        subprocess.run(["./show", "zero"], check=True, **more)
+    print(subprocess.run("./show 1; exit 7", shell=True).returncode, flush=True)
+    print(subprocess.run(["./script-shell", "a b"]).returncode, flush=True)
+    print(subprocess.check_output(["./show"], text=True), end="", flush=True)
+    for words in ["./nothing"], ["./plain"], ["./text"], ["./script-missing"], ["show"]:
+        for more in {}, {"close_fds": False}:
+            try:
+                subprocess.run(words, **more)
+            except OSError as error:
+                print(words, error, flush=True)
+    process = subprocess.Popen(["sleep", "100"])
+    process.send_signal(signal.SIGTERM)
+    print(process.wait(), flush=True)
+    print(os.system("./show 2; exit 3"), flush=True)
+    with os.popen("./show 3; exit 4") as stream:
+        print(stream.read(), end="", flush=True)
+    actions = [(os.POSIX_SPAWN_DUP2, 1, 9)]
+    pid = os.posix_spawn("./show", ["zero", "spawned"], {"A": "B"}, file_actions=actions)
+    print(os.waitpid(pid, 0)[1], flush=True)
+    for name in "nothing", "show", "sh":
+        try:
+            pid = os.posix_spawnp(name, [name, "-c", "./show spawnp"], os.environ)
+            print(os.waitpid(pid, 0)[1], flush=True)
+        except OSError as error:
+            print(error, flush=True)
+    if os.fork() == 0:
+        os.execvpe("sh", ["sh", "-c", "./show execvpe"], {"C": "D"})
+    print(os.wait()[1], flush=True)
+    if os.fork() == 0:
+        os.execve(os.open("show", os.O_RDONLY), ["fd"], {})
+    print(os.wait()[1], flush=True)
+    os.execv("/proc/self/exe", [sys.executable, "-I", "-c", CODE, "the", "end"])
+
+if __name__ == "__main__":
+    main()
+"""
+
+
 @pytest.fixture(scope="session", params=QEMUS, ids=lambda path: path.parent.parts[-1])
 def qemu(request: pytest.FixtureRequest) -> Path:
     return request.param
@@ -145,6 +336,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     toys = Toys(folder)
     toys.compile("show", SHOW)
     toys.compile("call", CALL)
+    toys.compile("shell", SHELL)
     return folder
 
 
@@ -158,7 +350,7 @@ def write(path: Path, text: str, mode: int = 0o755) -> Path:
 @pytest.fixture
 def world(tmp_path: Path, programs: Path, qemu: Path) -> World:
     """A working directory with programs and scripts of all kinds."""
-    for name in ("show", "call"):
+    for name in ("show", "call", "shell"):
         shutil.copy(programs / name, tmp_path / name)
     show = tmp_path / "show"
     shutil.copy(show, tmp_path / "-show")
@@ -223,12 +415,13 @@ def world(tmp_path: Path, programs: Path, qemu: Path) -> World:
 
 
 FILES = """
-    show ./show link -show /usr/bin/env script script-argument script-shell script-relative script-dash script-env
-    script-no-newline script-no-newline-blank script-no-newline-argument script-nothing script-blank
-    script-blank-end script-only script-nul script-nul-name script-carriage-return script-missing script-folder
-    script-denied script-of-text script-closed recursive text empty plain folder fifo link-broken link-loop
-    nothing nothing/at/all show/below elf-short elf-header-only elf-relocatable elf-machine
-    elf-no-headers elf-interpreter /dev/null /proc/self/exe /proc/thread-self/exe folder/inner folder/../show
+    show ./show link -show /usr/bin/env script script-argument script-shell script-relative script-dash
+    script-env script-no-newline script-no-newline-blank script-no-newline-argument script-nothing
+    script-blank script-blank-end script-only script-nul script-nul-name script-carriage-return
+    script-missing script-folder script-denied script-of-text script-closed recursive text empty plain
+    folder fifo link-broken link-loop nothing nothing/at/all show/below elf-short elf-header-only
+    elf-relocatable elf-machine elf-no-headers elf-interpreter /dev/null /proc/self/exe
+    /proc/thread-self/exe folder/inner folder/../show
 """.split()
 
 
@@ -323,9 +516,7 @@ def test_a_program_that_has_no_name_any_more(world):
         done = run("./call", "fexecve-deleted", "doomed", "zero", "one")
         assert done.code == 0
         assert done.hosts()
-        outputs.append(
-            [line for line in done.without_host().splitlines() if not line.startswith(("open", "exe"))]
-        )
+        outputs.append([line for line in done.lines() if not line.startswith(("open", "exe"))])
     assert outputs[0] == outputs[1]
     assert done.hosts() == {str(world.emulator)}
 
@@ -375,5 +566,142 @@ def test_file_actions(world, more):
                 )
                 output.unlink(missing_ok=True)
             native, emulated = outputs
-            assert emulated.without_host() == native.without_host()
+            assert emulated.lines() == native.lines()
             assert emulated.hosts() == ({str(world.emulator)} if native.hosts() else set())
+
+
+def test_system(world):
+    done = world.same("./shell", "system")
+    assert done.out.count("host") == 4
+
+
+def test_popen(world):
+    done = world.same("./shell", "popen")
+    assert done.out.count("host") == 5
+
+
+def test_python(world):
+    write(world.folder / "script.py", PYTHON)
+    done = world.same(Path(sys.executable).resolve(), "-I", "script.py")
+    assert done.code == 0
+    assert done.out.count("host") == 28
+
+
+def test_long_arguments_and_many(world):
+    paths = ["./show", "./script-argument"]
+    command = calls("long", paths, "zero", str((1 << 17) - 1))
+    command += ["--", *calls("long", paths, "0", str(1 << 17))[1:]]
+    for count in (490, 499, 500, 501, 520, 100_000, 2_000_000):
+        command += ["--", *calls("many execvp-many", paths, "zero", str(count))[1:]]
+    done = world.same(*command)
+    assert done.out.count("E2BIG") == 2 + 2 * 2
+    assert " 100001\n" in done.out
+
+
+def test_options_of_the_emulator(world):
+    """The child shows them: qemu's -E sets a variable of the guest."""
+    world = replace(world, words=("-E", "WITH SPACE=a  b", "-U", "GONE"))
+    done = world.emulated("./call", "execve", "show", "zero", GONE="1")
+    assert "{WITH SPACE=a  b}" in done.out
+    assert "GONE" not in done.out
+
+
+def test_without_the_option_for_argv0(world):
+    config = f"emulator {world.emulator}\n"
+    done = replace(world, config=config).emulated("./call", "execve", "./show", "zero", "one")
+    assert "[./show][one] 2\n" in done.out
+
+
+def test_argv0_by_a_variable(world):
+    config = f"emulator {world.emulator}\nargv0-variable ARGV0\n"
+    world = replace(world, config=config)
+    done = world.emulated(*calls("execve execve-empty posix_spawn", ["show", "script"], "zero", "one"))
+    assert done.out.count("{ARGV0=zero}") == 3
+    assert done.out.count("{ARGV0=zero} 1") == 1
+    assert "ARGV0=show" not in done.out
+    done = world.emulated("./call", "execve", "show", "show", "one", "--", "execve", "show", "x" * 5000)
+    assert "ARGV0" not in done.out
+    assert "errno E2BIG" in done.out
+
+
+def test_variables_that_every_child_needs(world):
+    config = f"emulator {world.emulator}\nargv0 -0\nvariable NEEDED=a b\nvariable ONE=2\nvariable X=\n"
+    done = replace(world, config=config).emulated(
+        *calls("execve-empty execve-few execve", ["show", "script"], "zero"), NEEDED="mine"
+    )
+    assert done.out.count("{NEEDED=a b}{ONE=2}{X=} 3\n") == 2
+    assert done.out.count("{NEEDED=a b}{ONE=1}{TWO=}{X=} 4\n") == 2
+    assert done.out.count("{NEEDED=mine}{OLDPWD=") == 2
+
+
+def test_the_emulator_itself_goes_to_the_kernel(world):
+    done = world.emulated("./call", "execve", world.emulator, "zero", "-0", "x", "./show", "one")
+    assert "[x][one] 2\n" in done.out
+    assert done.hosts() == {str(world.emulator)}
+    write(world.folder / "script-emulator", f"#!{world.emulator}\n")
+    done = world.emulated("./call", "execve", "script-emulator", "zero")
+    assert "ended 256" in done.out  # it is told to run this text
+
+
+def test_no_file_that_names_an_emulator(world):
+    done = replace(world, config="\n").native("./call", "execve", "show", "zero")
+    assert done.hosts() == {str(world.folder / "show")}
+    ways = (
+        "execve execv execvp execvpe execl execle execlp fexecve execveat-here posix_spawn posix_spawnp vfork"
+    )
+    preload = {"LD_PRELOAD": str(world.preload)}
+    command = calls(ways, ["./show", "script", "text", "nothing"], "zero", "one", "two")
+    assert world.native(*command, **preload).out == world.native(*command).out.replace(
+        "{OLDPWD", f"{{LD_PRELOAD={world.preload}}}{{OLDPWD"
+    ).replace("} 3\n", "} 4\n")
+    for what in ("system", "popen"):
+        outputs = [world.native("./shell", what, **more).out for more in ({}, preload)]
+        assert outputs[0].count("host") == outputs[1].count("host")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", 1),
+        ("emulator /x", 1),  # cut short
+        ("emulator x\n", 1),
+        ("emulator \n", 1),
+        ("emulator\n", 1),
+        ("word x\nemulator /x\n", 1),
+        ("emulator /x\nemulator /y\n", 2),
+        ("emulator /x\n\n", 2),
+        ("emulator /x\nwords x\n", 2),
+        ("emulator /x\nword\n", 2),
+        ("emulator /x\nargv0 -0\nargv0 -0\n", 3),
+        ("emulator /x\nargv0-variable A\nargv0-variable A\n", 3),
+        ("emulator /x\nvariable A\n", 2),
+        ("emulator /x\nvariable =A\n", 2),
+        ("emulator /x\n" + "word x\n" * 65, 66),
+        ("emulator /x\n" + "variable A=B\n" * 17, 18),
+        ("emulator /x\nword " + "x" * 4096 + "\n", 1),
+        ("emulator /x\nword \0\n", 2),
+    ],
+)
+def test_a_file_that_makes_no_sense(world, text, line):
+    path = world.folder / "broken"
+    path.write_text(text)
+    variables = {"LD_PRELOAD": str(world.preload), "RVBUNDLE_EMULATOR_FILE": str(path)}
+    done = world.native("./show", **variables)
+    message = f"rvbundle: {path}, line {line}: it does not name an emulator as docs/emulation.md has it\n"
+    assert (done.code, done.out, done.err) == (107, "", message)
+
+
+def test_a_file_of_the_largest_size(world):
+    start = f"emulator {world.emulator}\nargv0 -0\nword -E\nword A="
+    config = start + "x" * (4095 - len(start) - 1) + "\n"
+    done = replace(world, config=config).emulated("./call", "execve", "show", "zero")
+    assert "{A=xxx" in done.out
+
+
+def test_beside_the_guard(world, programs):
+    """Both are in /etc/ld.so.preload, in either order."""
+    for libraries in ("guard.so", "emulate.so"), ("emulate.so", "guard.so"):
+        preload = "\n".join(str(programs / "x86_64" / name) for name in libraries)
+        both = replace(world, preload=preload)
+        both.same(*calls("execve posix_spawn vfork fexecve", ["show", "script-shell"], "zero"))
+        both.same("./shell", "popen")  # not system: QEMU 7.2 enters dash's handlers with an odd stack
