@@ -56,7 +56,8 @@ def make_plan(host: Host, info: PayloadInfo, request: dict[str, Any]) -> plannin
     if listed and plan.preload is not None:  # the tracer's list and the emulator's are one file
         lines = [line for path in listed for line in Path(path).read_text().splitlines()]
         ours = [mount for mount in ours if mount.target != _PRELOAD_LIST]
-        plan = replace(plan, preload=(*lines, *plan.preload))
+        # The last one's constructor comes first: that is the tracer's.
+        plan = replace(plan, preload=(*plan.preload, *lines))
     return replace(plan, mounts=(*ours, *plan.mounts))
 
 

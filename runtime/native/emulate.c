@@ -635,9 +635,12 @@ static long search_program(const struct call *call, const char *name)
 
 /* ---- exec*() ---- */
 
+static void begin(strings environment);
+
 static int execute(const char *path, strings arguments, strings environment)
 {
     struct call call = {.arguments = arguments, .environment = environment, .folder = AT_FDCWD};
+    begin(environment); /* another preload's constructor may come before ours */
     return fail(call_program(&call, AT_FDCWD, path, 0));
 }
 
@@ -1114,12 +1117,21 @@ static void read_config(const char *path)
     }
 }
 
+static void begin(strings environment)
+{
+    static bool has_begun;
+    if (has_begun)
+        return;
+    has_begun = true;
+    const char *path = variable((char **)environment, "RVBUNDLE_EMULATOR_FILE");
+    read_config(path && *path ? path : "/run/rvbundle/emulator");
+}
+
 /* glibc hands main()'s arguments to constructors. */
 __attribute__((constructor)) static void start(int argument_count, char **arguments,
                                                char **environment)
 {
     (void)argument_count;
     (void)arguments;
-    const char *path = variable(environment, "RVBUNDLE_EMULATOR_FILE");
-    read_config(path && *path ? path : "/run/rvbundle/emulator");
+    begin(environment);
 }

@@ -14,6 +14,10 @@
 #define RECORDS "/trace/pages"
 #define MAX_VARIABLES 8192
 
+/* libc's, or that of emulate.c, which starts the program by its emulator; a program without libc has neither. */
+extern int execve(const char *, char *const *, char *const *)
+    __attribute__((weak, visibility("default")));
+
 static char audit[] = "LD_AUDIT=" TRACER, records[] = "RVBUNDLE_TRACE_PAGES=" RECORDS;
 static char *variables[MAX_VARIABLES + 3];
 
@@ -51,5 +55,8 @@ __attribute__((constructor)) static void begin(int count, char **arguments, char
     variables[n++] = audit;
     variables[n++] = records;
     variables[n] = 0;
-    sys4(SYS_execve, (long)program, (long)arguments, (long)variables, 0);
+    if (execve)
+        execve(program, arguments, variables);
+    else
+        sys4(SYS_execve, (long)program, (long)arguments, (long)variables, 0);
 }

@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+import rvbundle_runtime
 from rvbundle_runtime.families import parse_cpuinfo
 from rvbundle_runtime.host import read_host
 from rvbundle_runtime.machine import NEHALEM
@@ -45,12 +46,19 @@ class Emulated:
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
 
 
+@pytest.fixture
+def by_kernel(emulated_image: Path, qemu: Path) -> Emulated:
+    return Emulated(emulated_image, "binfmt_misc", {"RVBUNDLE_EMULATORS": str(qemu)})
+
+
+@pytest.fixture
+def by_preload(by_kernel: Emulated) -> Emulated:
+    return replace(by_kernel, children="preload", env={**by_kernel.env, "RVBUNDLE_NO_BINFMT": "1"})
+
+
 @pytest.fixture(params=["binfmt_misc", "preload"])
-def emulated(request: pytest.FixtureRequest, emulated_image: Path, qemu: Path) -> Emulated:
-    env = {"RVBUNDLE_EMULATORS": str(qemu)}
-    if request.param == "preload":
-        env["RVBUNDLE_NO_BINFMT"] = "1"
-    return Emulated(emulated_image, request.param, env)
+def emulated(request: pytest.FixtureRequest, by_kernel: Emulated, by_preload: Emulated) -> Emulated:
+    return by_kernel if request.param == by_kernel.children else by_preload
 
 
 @pytest.fixture
@@ -113,8 +121,11 @@ def test_standard_input(emulated: Emulated) -> None:
 
 
 def test_children_of_every_kind(emulated: Emulated) -> None:
+    before = Path("/proc/self/mountinfo").read_text()
     result = emulated.run("children")
     assert result.err == ""
+    assert Path("/proc/self/mountinfo").read_text() == before
+    assert not Path("/proc/sys/fs/binfmt_misc/rvbundle").exists()
     kinds = "subprocess shell script #!python popen posix_spawn execv system".split()
     assert json.loads(result.out) == {
         **dict.fromkeys((*kinds, "by name"), SIGNATURE),
@@ -169,14 +180,6 @@ def test_the_agent_can_not_change_what_emulates_it(emulated: Emulated) -> None:
     assert not any("binfmt" in mount for mount in facts["mounts"])
 
 
-def test_nothing_is_left_behind(emulated: Emulated) -> None:
-    before = Path("/proc/self/mountinfo").read_text()
-    assert emulated.run("children").code == 0
-    assert Path("/proc/self/mountinfo").read_text() == before
-    host = Path("/proc/sys/fs/binfmt_misc/rvbundle")
-    assert not host.exists()
-
-
 def test_cold_pages_come_back(emulated: Emulated, tmp_path: Path) -> None:
     """Guard and pager work under the emulator, and the results are those of a native run."""
     fresh = {"RVBUNDLE_CACHE": str(tmp_path / "store")}
@@ -199,13 +202,90 @@ def test_without_a_cold_pack_it_is_said_what_is_missing(emulated: Emulated, tmp_
     assert "no trace used it, and the cold pack is not here" in result.err
 
 
-def test_without_a_sandbox(emulated: Emulated) -> None:
-    assert emulated.run("signature", options=("--no-sandbox",)).out == f"{SIGNATURE}\n"
-    result = emulated.run("pools", options=("--no-sandbox",))
+def test_without_a_sandbox(by_kernel: Emulated) -> None:
+    assert by_kernel.run("signature", options=("--no-sandbox",)).out == f"{SIGNATURE}\n"
+    result = by_kernel.run("pools", options=("--no-sandbox",))
     assert result.err == ""
     assert result.out.splitlines()[1:] == [
         f"{method} {SIGNATURE} {SIGNATURE}" for method in ("spawn", "forkserver")
     ]
+
+
+# Runs a command as root of a user namespace that can have none below it: a machine without user namespaces.
+ROOT_ONLY = """
+import ctypes, os, sys
+uid, gid = os.getuid(), os.getgid()
+if ctypes.CDLL(None, use_errno=True).unshare(0x10000000):
+    sys.exit(os.strerror(ctypes.get_errno()))
+for path, text in (("/proc/self/setgroups", "deny"), ("/proc/self/uid_map", "0 %d 1" % uid),
+                   ("/proc/self/gid_map", "0 %d 1" % gid), ("/proc/sys/user/max_user_namespaces", "0")):
+    with open(path, "w") as file:
+        file.write(text)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_as_root_without_user_namespaces(by_kernel: Emulated) -> None:
+    """There binfmt_misc is never touched: it would be the whole machine's."""
+    words = ["run", "--verbose", "--emulator", "qemu", str(by_kernel.image), "children"]
+    done = subprocess.run(
+        [sys.executable, "-c", ROOT_ONLY, sys.executable, "-m", "rvbundle", *words],
+        env={**os.environ, "RVBUNDLE_CACHE": str(TEST_CACHE), **by_kernel.env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\nrvbundle: sandbox: root (" in done.stderr
+    assert "\nrvbundle: children: preload (without a user namespace binfmt_misc" in done.stderr
+    assert set(json.loads(done.stdout).values()) - {SIGNATURE} == {
+        *("odd name", "No such file or directory", 7, -signal.SIGTERM),
+    }
+
+
+def test_traces_of_an_emulated_tree(by_kernel: Emulated, by_preload: Emulated, tmp_path: Path) -> None:
+    """The tracer sees every process of a tree that runs emulated, as of one that runs natively."""
+    assert run_cli("extract", by_kernel.image, tmp_path / "tree").code == 0
+    records = [
+        _trace(tmp_path, by_kernel, "none"),
+        _trace(tmp_path, by_kernel, "qemu"),
+        _trace(tmp_path, by_preload, "qemu"),
+    ]
+    assert records[0].keys() == records[1].keys() == records[2].keys()
+    assert any("libpython" in name for name in records[0])
+
+
+def _trace(folder: Path, emulated: Emulated, emulator: str) -> dict[str, bytes]:
+    """Trace the agent's children in an unpacked tree; return what was recorded."""
+    records = folder / f"{emulator}-{emulated.children}"
+    records.mkdir()
+    (records / "preload.txt").write_text("/trace/traceall.so\n")
+    tools = Path(rvbundle_runtime.__file__).parent / "native" / "x86_64"
+    request = {
+        "tree": str(folder / "tree"),
+        "mounts": [
+            [str(HERE / "agents" / "emulated"), "/app", True],
+            [str(tools / "tracer.so"), "/trace/tracer.so", True],
+            [str(tools / "traceall.so"), "/trace/traceall.so", True],
+            [str(records), "/trace/pages", False],
+            [str(records / "preload.txt"), "/etc/ld.so.preload", True],
+        ],
+        "name": "tree", "version": "1", "arch": "x86_64", "python": "3.11",
+        "libdir": "usr/lib/x86_64-linux-gnu", "network": False, "env": {},
+        "argv": ["/usr/bin/python3", "/app/emulated.py", "children"],
+        "emulator": emulator,
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "rvbundle.run_tree"],
+        env={**os.environ, "RVBUNDLE_CACHE": str(TEST_CACHE), **emulated.env},
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (SIGNATURE in done.stdout) == (emulator == "qemu")
+    return {path.name: path.read_bytes() for path in records.iterdir() if path.name != "preload.txt"}
 
 
 def test_what_is_emulated_is_what_is_described(qemu: Path, tmp_path: Path) -> None:
