@@ -501,7 +501,7 @@ static const char *mark_constants(struct library *lib, const char *library)
     if (fd >= 0)
         close_file(fd);
     if (n < 0 || n > MAX_LIST)
-        return n < 0 ? "cannot read the list of its constants" : "too many constants";
+        return n < 0 ? "cannot read the list of its constants" : "the list of its constants is too long";
     list[n] = 0;
     return mark_listed(lib, list, list + n);
 }
