@@ -4,6 +4,7 @@
     bin/python3                 started by lib/ld.so, so that nothing of the host is needed but its kernel
     lib/python3.X/              the standard library as far as it is needed, a zstd decoder, rvbundle_runtime
     start.pyc                   what is executed
+    share/doc/, share/common-licenses/          the licences' texts
     emulators/                  see EMULATORS; only where the image has payloads that need one
     manifest                    SHA-256, mode and path of every other file; its own SHA-256 is the identity
 
@@ -21,14 +22,15 @@ import struct
 import tarfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import rvbundle_runtime
-from rvbundle import debian, elf, hostpython, process
+from rvbundle import debian, elf, hostpython, licences, process
 from rvbundle.compiler import Job, compile_sources
 from rvbundle.debian import Archive, Package
 from rvbundle.environment import Interpreter
+from rvbundle.licences import Licence, Origin
 from rvbundle.stages import Key, StageCache, digest_of_files
 from rvbundle_runtime.bootstraps import BLOCK, MANIFEST
 from rvbundle_runtime.errors import EnvironmentSetupError
@@ -78,7 +80,8 @@ _LEFT_OUT = (
 class Bootstrap:
     """A bootstrap packed as `archive` (a tar.gz, a whole number of blocks of BLOCK bytes).
 
-    `digest` is the SHA-256 (hex) of its manifest; `need` the KiB that it takes when unpacked.
+    `digest` is the SHA-256 (hex) of its manifest; `need` the KiB that it takes when unpacked. `licences` say
+    what it is made of; a `where` of theirs is a path in it.
     """
 
     arch: str
@@ -87,6 +90,7 @@ class Bootstrap:
     need: int
     packages: tuple[Package, ...]
     emulators: tuple[str, ...]
+    licences: tuple[Licence, ...]
 
     @property
     def size(self) -> int:
@@ -131,7 +135,9 @@ def make_bootstrap(
         "runtime": digest_of_files([*_sources().values(), *natives.values()]),
         "foreign": foreign,
         "emulators": sorted(emulators),
-        "code": digest_of_files([Path(__file__), *(Path(__file__).parent / "inside").glob("*.py")]),
+        "code": digest_of_files(
+            [Path(__file__), Path(licences.__file__), *(Path(__file__).parent / "inside").glob("*.py")]
+        ),
         "zlib": zlib.ZLIB_RUNTIME_VERSION,
     }
 
@@ -139,14 +145,17 @@ def make_bootstrap(
         interpreter = hostpython.host_python(SUITE, compiler_packages, cache)
         root = folder / "root"
         carriers = {EMULATORS[name] for name in emulators}
-        debian.unpack(archive, [p for p in packages if p.name not in carriers], root)
+        unpacked = [debian.unpack(archive, [p for p in packages if p.name not in carriers], root)]
         for name in emulators:  # qemu-user holds an emulator for each of 40 architectures, 14 MB each
-            only = [f"usr/bin/{program}" for program in _programs(name, foreign)]
+            only = [f"{licences.DOC}/*", *(f"usr/bin/{program}" for program in _programs(name, foreign))]
             carrier = [package for package in packages if package.name == EMULATORS[name]]
-            debian.unpack(archive, carrier, folder / "emulators" / name, only)
+            unpacked.append(debian.unpack(archive, carrier, folder / "emulators" / name, only))
         files = _Layout(arch, root, interpreter, folder / "compiled").files(natives)
         files |= _emulators(arch, folder / "emulators", root, foreign, emulators)
-        _write(folder, files, packages)
+        described = {p.name: p for p in map(licences.of_file, debian.fetch(archive, packages))}
+        origins = [Origin(u.root, u.owners, described) for u in unpacked]
+        files |= _texts(files, origins)
+        _write(folder, files, packages, _licences(files, origins))
         for name in ("root", "compiled", "emulators"):
             shutil.rmtree(folder / name, ignore_errors=True)
 
@@ -159,13 +168,17 @@ def make_bootstrap(
         value["need"],
         tuple(Package(**row) for row in value["packages"]),
         tuple(value["emulators"]),
+        tuple(Licence(*row) for row in value["licences"]),
     )
 
 
 @dataclass(frozen=True)
 class _File:
+    """A file to be, and the one that it was made of (None: of none of somebody else's)."""
+
     content: bytes
     executable: bool = False
+    source: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -197,13 +210,13 @@ class _Layout:
         for name, path in modules.items():
             if path.suffix == ".so":
                 folder = f"{stdlib}/lib-dynload" if "." not in name else f"{stdlib}/{_folder_of(name)}"
-                found[f"{folder}/{path.name}"] = _File(_stripped(path))
+                found[f"{folder}/{path.name}"] = _File(_stripped(path), source=path)
                 binaries.append(path)
-        found["bin/python3"] = _File(_stripped(python), executable=True)
+        found["bin/python3"] = _File(_stripped(python), True, python)
         libraries = needed_libraries([*binaries, self.libraries / "libgcc_s.so.1"], self.libraries)
         for path in libraries:
             loader = path.name.startswith("ld-linux")
-            found["lib/ld.so" if loader else f"lib/{path.name}"] = _File(_stripped(path), executable=loader)
+            found["lib/ld.so" if loader else f"lib/{path.name}"] = _File(_stripped(path), loader, path)
         for name, path in natives.items():
             executable = path.suffix != ".so"
             found[f"{stdlib}/{_OURS}/native/{name}"] = _File(path.read_bytes(), executable)
@@ -244,7 +257,8 @@ class _Layout:
         failed = compile_sources(self.interpreter, jobs, columns=False)
         if failed:
             raise EnvironmentSetupError(f"can't be compiled by Python {self.interpreter.short}: {failed}")
-        return {path: _File(target.read_bytes()) for path, target in targets.items()}
+        sources = {job.target: job.source for job in jobs}
+        return {path: _File(target.read_bytes(), source=sources[target]) for path, target in targets.items()}
 
 
 def _folder_of(name: str) -> str:
@@ -294,15 +308,44 @@ def _emulators(
             path = place / name / "usr/bin" / program
             if not path.is_file():
                 raise EnvironmentSetupError(f"{SUITE}'s {EMULATORS[name]} for {arch} has no {program}")
-            found[f"emulators/{program}"] = _File(_stripped(path), executable=True)
+            found[f"emulators/{program}"] = _File(_stripped(path), True, path)
             # A static program needs none. ld.so keeps its own name there: the program asks for that.
             for library in needed_libraries([path], root / "usr/lib" / debian.TRIPLETS[arch]):
                 loader = library.name.startswith("ld-linux")
-                found[f"emulators/{program}.libs/{library.name}"] = _File(_stripped(library), loader)
+                found[f"emulators/{program}.libs/{library.name}"] = _File(_stripped(library), loader, library)
     return found
 
 
-def _write(folder: Path, files: Mapping[str, _File], packages: Sequence[Package]) -> None:
+@dataclass(frozen=True)
+class _Part:
+    """A file as `licences` wants to see it."""
+
+    path: str
+    source: Path
+    package: str = ""
+
+
+def _parts(files: Mapping[str, _File]) -> list[_Part]:
+    return [_Part(path, file.source) for path, file in files.items() if file.source]
+
+
+def _texts(files: Mapping[str, _File], origins: Sequence[Origin]) -> dict[str, _File]:
+    """Return the licences' texts: whoever gets the file gets them, with or without a cold pack."""
+    found = {path: text for origin in origins for path, text in licences.texts(_parts(files), origin).items()}
+    return {path.removeprefix("usr/"): _File(text.read_bytes()) for path, text in found.items()}
+
+
+def _licences(files: Mapping[str, _File], origins: Sequence[Origin]) -> list[Licence]:
+    found = [licences.of_rvbundle()]
+    for origin in origins:
+        names = licences.owned(_parts(files), origin)
+        found += licences.of_packages(origin.root, [origin.packages[name] for name in names])
+    return [replace(row, where=row.where.removeprefix("usr/")) for row in sorted(found, key=licences.order)]
+
+
+def _write(
+    folder: Path, files: Mapping[str, _File], packages: Sequence[Package], made_of: Sequence[Licence]
+) -> None:
     """Write the archive and what is known of it into `folder`."""
     lines = []
     for path, file in sorted(files.items()):
@@ -316,6 +359,7 @@ def _write(folder: Path, files: Mapping[str, _File], packages: Sequence[Package]
         "digest": hashlib.sha256(manifest).hexdigest(),
         "need": blocks * 4,
         "packages": [vars(package) for package in packages],
+        "licences": [astuple(licence) for licence in made_of],
         "emulators": sorted(
             path.removeprefix("emulators/") for path in files if os.path.dirname(path) == "emulators"
         ),

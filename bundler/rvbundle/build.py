@@ -22,6 +22,7 @@ import rvbundle_runtime
 from rvbundle import (
     __version__,
     analysis,
+    debian,
     environment,
     foreign,
     freeze,
@@ -265,9 +266,10 @@ def _freeze_foreign(
 ) -> Frozen:
     digests: Key = {"packages": [package.sha256 for package in part.packages]}
     with progress.phase(f"packages for {part.arch}") as phase:
+        unpacked: Key = {**digests, "inside": debian.code_digest()}
         cached = cache.get(
             f"debian-{part.arch}",
-            {**digests, "lists": "owners, packages"},
+            {**unpacked, "lists": "owners, packages"},
             lambda folder: foreign.unpack(part, cache.base.parent, folder),
         )
         _note(phase, cached, f"{len(part.packages)} of Debian's {part.suite}")

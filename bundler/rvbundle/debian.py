@@ -9,6 +9,7 @@ each package's digest, so that what was taken once is taken again.
 
 import contextlib
 import fcntl
+import fnmatch
 import hashlib
 import os
 import re
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rvbundle import process
+from rvbundle.stages import digest_of_files
 from rvbundle_runtime.errors import EnvironmentSetupError
 
 # Debian's names of architectures, and of their folders of libraries (wiki.debian.org/Multiarch/Tuples).
@@ -34,10 +36,13 @@ KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _MIRROR_VARIABLE, _KEYRING_VARIABLE = "RVBUNDLE_DEBIAN_MIRROR", "RVBUNDLE_DEBIAN_KEYRING"
 _SUITE = re.compile(r"[a-z][a-z0-9./-]*")
 _URI = re.compile(r"'(?P<uri>[^']+)' (?P<file>\S+) \d+ SHA256:(?P<sha256>[0-9a-f]{64})")
+# Debian's images for clouds name a list of mirrors: mirror+file:///etc/apt/mirrors/debian.list.
+_DEBIAN = re.compile(r"[a-z+]+:/\S*/debian(?:/|\.list)?(?=\s|$)")
 # What apt's own settings may say of how to reach an archive.
 _KEPT_SETTINGS = re.compile(r"Acquire::(?:https?::|Retries|ForceIPv)")
 _NOT_UNPACKED = ("usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/info", "usr/include")
-_TAR = ("--no-same-owner", "--keep-directory-symlink")
+_MERGED = ("bin", "sbin", "lib", "lib64")  # links to folders of /usr; packages of bookworm hold /lib64
+_TAR = ("--no-same-owner", "--keep-directory-symlink", "--quoting-style=literal")
 _SIGNATURE = ("NO_PUBKEY", "not signed", "BADSIG", "EXPKEYSIG", "invalid signature")
 _UNKNOWN = re.compile(r"Unable to locate package (\S+)|Package '?(\S+?)'? has no installation")
 _CONFIGURATION = """\
@@ -100,6 +105,11 @@ class Archive:
         return self.home / "apt.conf"
 
 
+def code_digest() -> str:
+    """Return a digest of what decides how packages are unpacked."""
+    return digest_of_files([Path(__file__)])
+
+
 def is_suite(text: str) -> bool:
     """Tell whether `text` can be the name of a suite."""
     return bool(_SUITE.fullmatch(text))
@@ -140,13 +150,23 @@ def fetch(archive: Archive, packages: Sequence[Package]) -> list[Path]:
     """Return the packages' files, those not yet in the pool fetched by apt; raises EnvironmentSetupError."""
     pool = archive.folder / "pool"
     pool.mkdir(parents=True, exist_ok=True)
-    paths = [pool / f"{package.sha256}.deb" for package in packages]
-    with _locked(archive):
-        missing = [p for p, path in zip(packages, paths, strict=True) if not path.exists()]
-        if missing:
-            _configure(archive)
-            _fetch_missing(archive, missing, pool)
-    return paths
+    if _not_in(pool, packages):
+        with _locked(archive):
+            missing = _not_in(pool, packages)  # another build may have fetched them meanwhile
+            if missing:
+                _configure(archive)
+                _fetch_missing(archive, missing, pool)
+    return [_in_pool(pool, package) for package in packages]
+
+
+def _in_pool(pool: Path, package: Package) -> Path:
+    return pool / f"{package.sha256}.deb"
+
+
+def _not_in(pool: Path, packages: Iterable[Package]) -> list[Package]:
+    """Return the packages that are not there, or not whole (a power failure leaves such files)."""
+    paths = ((package, _in_pool(pool, package)) for package in packages)
+    return [package for package, path in paths if not path.exists() or _digest(path) != package.sha256]
 
 
 def _fetch_missing(archive: Archive, missing: Sequence[Package], pool: Path) -> None:
@@ -154,21 +174,26 @@ def _fetch_missing(archive: Archive, missing: Sequence[Package], pool: Path) -> 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     words = [f"{package.name}={package.version}" for package in missing]
-    done = _apt(archive, "-qq", "download", *words, cwd=folder)
-    if done.code:
-        _update(archive)  # its lists may be older than the lock
+    try:
         done = _apt(archive, "-qq", "download", *words, cwd=folder)
-    by_digest = {_digest(path): path for path in folder.iterdir()}
-    for package in missing:
-        path = by_digest.get(package.sha256)
-        if path is None:
-            raise EnvironmentSetupError(
-                f"{package.name} {package.version} as the lock has it can't be had from {archive.suite}:\n"
-                f"{done.tail() or '    the archive has another file of that version'}",
-                "write the lock anew: rvbundle lock recipe.toml",
-            )
-        path.rename(pool / f"{package.sha256}.deb")
-    shutil.rmtree(folder)
+        if done.code:
+            _update(archive)  # its lists may be older than the lock
+            done = _apt(archive, "-qq", "download", *words, cwd=folder)
+        by_digest = {_digest(path): path for path in folder.iterdir()}
+        for package in missing:
+            if package.sha256 in by_digest:
+                by_digest[package.sha256].rename(_in_pool(pool, package))
+    finally:
+        shutil.rmtree(folder)
+    lost = [package for package in missing if package.sha256 not in by_digest]
+    if lost:
+        # apt downloads nothing at all if it knows no such version of one.
+        package = next((p for p in lost if f"'{p.name}'" in done.stderr), lost[0])
+        raise EnvironmentSetupError(
+            f"{package.name} {package.version} as the lock has it can't be had from {archive.suite}:\n"
+            f"{done.tail() or '    the archive has another file of that version'}",
+            "write the lock anew: rvbundle lock recipe.toml",
+        )
 
 
 def unpack(archive: Archive, packages: Sequence[Package], root: Path, only: Sequence[str] = ()) -> Unpacked:
@@ -178,9 +203,8 @@ def unpack(archive: Archive, packages: Sequence[Package], root: Path, only: Sequ
     any. Raises EnvironmentSetupError and ToolError.
     """
     files = fetch(archive, packages)
-    for name in ("usr/bin", "usr/sbin", "usr/lib"):
-        (root / name).mkdir(parents=True)
-    for name in ("bin", "sbin", "lib"):
+    for name in _MERGED:
+        (root / "usr" / name).mkdir(parents=True)
         (root / name).symlink_to(f"usr/{name}")
     _needed("dpkg-deb")
 
@@ -196,14 +220,24 @@ def unpack(archive: Archive, packages: Sequence[Package], root: Path, only: Sequ
 
 def _unpack_one(file: Path, root: Path, only: Sequence[str]) -> list[str]:
     content = process.run(["dpkg-deb", "--fsys-tarfile", file]).stdout
+    wanted: list[str] = []
+    if only:
+        listed = _lines(process.run(["tar", "--list", *_TAR], stdin=content))
+        wanted = [
+            line for line in listed if any(fnmatch.fnmatchcase(line, f"./{pattern}") for pattern in only)
+        ]
+        if not wanted:
+            return []  # tar calls it an error
     exclude = [f"--exclude=./{path}" for path in _NOT_UNPACKED]
-    wanted = ["--wildcards", *(f"./{pattern}" for pattern in only)] if only else []
     done = process.run(
-        ["tar", "--extract", "--verbose", *_TAR, *exclude, "--directory", root, *wanted],
+        ["tar", "--extract", "--verbose", *_TAR, *exclude, "--directory", root, "--", *wanted],
         stdin=content,
     )
-    lines = done.stdout.decode().splitlines()
-    return [line.removeprefix("./") for line in lines if not line.endswith("/")]
+    return [line.removeprefix("./") for line in _lines(done) if not line.endswith("/")]
+
+
+def _lines(done: process.Finished) -> list[str]:
+    return os.fsdecode(done.stdout).splitlines()
 
 
 @contextmanager
@@ -263,11 +297,12 @@ def mirror(environ: Mapping[str, str], etc: Path = Path("/etc/apt")) -> str:
     if environ.get(_MIRROR_VARIABLE):
         return environ[_MIRROR_VARIABLE]
     found: list[str] = []
-    for path in [etc / "sources.list", *sorted(etc.glob("sources.list.d/*"))]:
+    beside = (path for path in etc.glob("sources.list.d/*") if path.suffix in (".list", ".sources"))
+    for path in [etc / "sources.list", *sorted(beside)]:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             for line in path.read_text().splitlines():
                 if not line.lstrip().startswith("#"):
-                    found += re.findall(r"[a-z+]+:/\S*/debian/?(?=\s|$)", line)
+                    found += _DEBIAN.findall(line)
     if not found:
         raise EnvironmentSetupError(
             "this machine's apt knows no Debian archive",

@@ -8,11 +8,14 @@ whether it still does the same.
 import importlib.metadata
 import json
 import os
-from collections.abc import Iterable, Mapping
+import re
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from rvbundle import debian, hostpython, licences
@@ -88,7 +91,7 @@ def _lock_one(recipe: Recipe, locked: Lock, arch: str, suite: str, cache_base: P
     archive = hostpython.archive(cache_base, suite, arch)
     compiled = {p.name: debian_name(p.name) for p in locked.packages if not p.pure}
     known = debian.known_packages(archive, compiled.values())
-    asked = {normalized(Requirement(text).name) for text in recipe.requires if not text.startswith("-")}
+    asked = set(filter(None, map(_asked_for, recipe.requires)))
     for name, package in sorted(compiled.items()):
         if name in asked and package not in known:
             raise EnvironmentSetupError(
@@ -108,6 +111,19 @@ def _lock_one(recipe: Recipe, locked: Lock, arch: str, suite: str, cache_base: P
         debian.resolve(here, hostpython.PYTHON),
         debian.resolve(here, hostpython.EMULATORS),
     )
+
+
+def _asked_for(line: str) -> str:
+    """Return the normalized name of what a line of requirements asks for, "" if it is not known."""
+    text = _COMMENT.sub("", line).strip()
+    try:
+        return normalized(Requirement(text).name)
+    except InvalidRequirement:  # an option, a path or an address
+        file = os.path.basename(urllib.parse.urlsplit(text.partition(";")[0].strip()).path)
+        return normalized(file.partition("-")[0]) if file.endswith(".whl") else ""
+
+
+_COMMENT = re.compile(r"(^|\s)#.*$")  # as pip sees it
 
 
 def debian_name(name: str) -> str:
@@ -142,8 +158,19 @@ def assemble(
     pure = _pure_wheels(env, [p for p in locked.packages if p.pure])
     markers = _markers(part.arch, interpreter)
     kept, notes = choose_wheels(
-        {name: (d.version, tuple(d.requires or ())) for name, d in pure.items()}, theirs, markers
+        {name: (d.version, tuple(d.requires or ())) for name, d in pure.items()},
+        theirs,
+        markers,
+        frozenset(package.name for package in locked.packages if not package.pure),
+        locked.requires,
     )
+    if interpreter.short != env.interpreter.short:
+        notes.insert(
+            0,
+            f"Python {interpreter.version} of Debian's {part.suite}, where the recipe has "
+            f"{env.interpreter.short}",
+        )
+    notes += _unfit(pure, kept, interpreter)
     for package in locked.packages:
         if package.name in theirs and package.name not in kept and _differs(theirs[package.name], package):
             notes.append(
@@ -168,11 +195,32 @@ def assemble(
     )
 
 
+def _unfit(
+    pure: Mapping[str, importlib.metadata.Distribution], kept: Iterable[str], interpreter: Interpreter
+) -> Iterator[str]:
+    """Say which wheels do not want the payload's Python."""
+    for name in sorted(kept):
+        wanted = (pure[name].metadata.get_all("Requires-Python") or [""])[0]
+        try:
+            fits = SpecifierSet(wanted).contains(interpreter.version, prereleases=True)
+        except InvalidSpecifier:
+            continue  # says nothing that can be checked
+        if not fits:
+            yield (
+                f"{name} {pure[name].version} asks for Python {wanted}, and Debian has {interpreter.version}"
+            )
+
+
 def _differs(theirs: str, ours: LockedPackage) -> bool:
     try:
-        return Version(theirs).release != Version(ours.version).release
+        return _base(theirs) != _base(ours.version)
     except InvalidVersion:
         return theirs != ours.version
+
+
+def _base(version: str) -> Version:
+    """Return a version without what distributors add to it; raises InvalidVersion."""
+    return Version(Version(version).base_version)
 
 
 def _pure_wheels(
@@ -207,15 +255,24 @@ def _markers(arch: str, interpreter: Interpreter) -> dict[str, str]:
 
 
 def choose_wheels(
-    pure: Mapping[str, tuple[str, tuple[str, ...]]], theirs: Mapping[str, str], markers: dict[str, str]
+    pure: Mapping[str, tuple[str, tuple[str, ...]]],
+    theirs: Mapping[str, str],
+    markers: dict[str, str],
+    compiled: frozenset[str] = frozenset(),
+    asked: Iterable[str] = (),
 ) -> tuple[frozenset[str], list[str]]:
     """Decide, pure, which pure wheels go into a payload beside Debian's packages `theirs` {name: version}.
 
-    `pure` is {name: (version, requirements)}. Debian's version of a distribution is preferred, since its
-    other packages were tested with it, unless a wheel asks for another. Raises EnvironmentSetupError if a
-    wheel needs what neither has.
+    `pure` is {name: (version, requirements)}, `compiled` are wheels for this machine alone, `asked` the
+    recipe's requirements. Debian's version of a distribution is preferred, since its other packages were
+    tested with it, unless the recipe or a wheel asks for another. Raises EnvironmentSetupError if a wheel
+    needs what neither has.
     """
     kept = {name for name in pure if name not in theirs}
+    for text in asked:
+        needed = _requirement(_COMMENT.sub("", text), markers)
+        if needed and (target := normalized(needed.name)) in pure and not _meets(theirs.get(target), needed):
+            kept.add(target)
     notes: list[str] = []
     queue = sorted(kept)
     while queue:
@@ -226,13 +283,19 @@ def choose_wheels(
                 continue
             target = normalized(needed.name)
             if target in theirs and target not in kept:
-                if needed.specifier.contains(theirs[target], prereleases=True):
+                if _meets(theirs[target], needed):
                     continue
                 if target in pure:
                     kept.add(target)
                     queue.append(target)
                     continue
                 notes.append(f"{name} wants {needed}, and Debian has {target} {theirs[target]}")
+            elif target in compiled:
+                raise EnvironmentSetupError(
+                    f"{name} needs {needed}, which has compiled code, and Debian's packages have no "
+                    f"{debian_name(target)}",
+                    f"another suite may have it (debian:sid), or do without {name}",
+                )
             elif target not in pure:
                 raise EnvironmentSetupError(
                     f"{name} needs {needed} on Python {markers['python_version']}, and neither the lock nor "
@@ -240,6 +303,15 @@ def choose_wheels(
                     f"add {needed.name} to [python] requires",
                 )
     return frozenset(kept), notes
+
+
+def _meets(version: str | None, needed: Requirement) -> bool:
+    if version is None:
+        return False
+    try:
+        return needed.specifier.contains(Version(version), prereleases=True)
+    except InvalidVersion:  # Debian takes what upstream calls a version
+        return not needed.specifier
 
 
 def _requirement(text: str, markers: dict[str, str]) -> Requirement | None:

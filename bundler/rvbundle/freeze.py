@@ -219,26 +219,18 @@ def of_foreign(environment: ForeignEnvironment) -> Inventory:
     interpreter, root = environment.interpreter, environment.root
     site = f"usr/lib/python{interpreter.short}/site-packages"
     planned = [
-        Planned(
-            f"{site}/{Path(file).relative_to(environment.site)}",
-            Path(file),
-            role_of(file, Path(file)),
-            d.name,
-        )
+        _planned(f"{site}/{Path(file).relative_to(environment.site)}", Path(file), d.name)
         for d in environment.wheels
         for file in d.files
         if Path(file).is_relative_to(environment.site) and Path(file).is_file()
     ]
-    replaced = {debian_name(normalized(d.name)) for d in environment.wheels}
-    theirs, links, skipped = _debian_files(environment, site, replaced)
+    theirs, links, skipped = _debian_files(environment, site)
     programs = []
     for name, target in ((f"python{interpreter.short}", f"python{interpreter.short}"), ("dash", "sh")):
         programs.append(Planned(f"usr/bin/{target}", root / "usr/bin" / name, PROGRAM, "", executable=True))
     notes = [*environment.notes]
     if skipped:
-        notes.append(
-            f"{len(skipped)} links to what is outside of packages are left out, such as {skipped[0]}"
-        )
+        notes.append(f"{len(skipped)} links to folders or out of packages are left out, such as {skipped[0]}")
     wheels = [(d.name, d.version) for d in environment.wheels]
     return Inventory(
         interpreter,
@@ -254,14 +246,28 @@ def of_foreign(environment: ForeignEnvironment) -> Inventory:
     )
 
 
+def _replaced(environment: ForeignEnvironment) -> set[str]:
+    """Return Debian's packages whose distribution is there as a wheel: by metadata, or the usual name."""
+    names = {normalized(d.name) for d in environment.wheels}
+    found = {debian_name(name) for name in names}
+    for path, package in environment.owners.items():
+        metadata = path.removeprefix(f"{PACKAGES}/").partition("/")[0]
+        if path.startswith(f"{PACKAGES}/") and metadata.endswith((".dist-info", ".egg-info")):
+            name = metadata.partition("-")[0].removesuffix(".egg-info")
+            found |= {package} if normalized(name) in names else set()
+    return found
+
+
 def _debian_files(
-    environment: ForeignEnvironment, site: str, replaced: set[str]
+    environment: ForeignEnvironment, site: str
 ) -> tuple[list[Planned], list[tuple[str, str]], list[str]]:
     """Plan Debian's Python packages as if installed in `site`; also return links, and links left out.
 
-    Debian keeps torch's libraries among the system's and links to them from the package.
+    Debian keeps torch's libraries among the system's and links to them from the package. Links to other
+    files of packages become these files; left out are those to folders (headers, tests) and out of packages.
     """
     root, libdir = environment.root, f"usr/lib/{TRIPLETS[environment.arch]}"
+    replaced = _replaced(environment)
     planned, links, skipped = [], [], []
     for place, folders, files in os.walk(root / PACKAGES):
         folders.sort()
@@ -272,19 +278,19 @@ def _debian_files(
             if owner in replaced or name.endswith(".pyc"):
                 continue
             if not source.is_symlink():
-                role = role_of(f"{site}/{inside}", source)
-                runnable = role in (DATA, PROGRAM) and bool(source.stat().st_mode & 0o100)
-                planned.append(Planned(f"{site}/{inside}", source, role, owner, runnable))
+                planned.append(_planned(f"{site}/{inside}", source, owner))
                 continue
-            target = source.parent / os.readlink(source)
-            if target.is_file() and os.path.normpath(target.parent) == str(root / libdir):
+            target, real = source.parent / os.readlink(source), Path(os.path.realpath(source))
+            if not real.is_file() or not real.is_relative_to(os.path.realpath(root)):
+                skipped.append(inside)
+            elif os.path.normpath(target.parent) == str(root / libdir):
                 library = f"{libdir}/{target.name}"
                 links.append(
                     (f"{site}/{inside}", os.path.relpath(library, os.path.dirname(f"{site}/{inside}")))
                 )
-                planned.append(Planned(library, Path(os.path.realpath(target)), LIBRARY, owner))
+                planned.append(Planned(library, real, LIBRARY, owner))
             else:
-                skipped.append(inside)
+                planned.append(_planned(f"{site}/{inside}", real, owner))
     return planned, links, skipped
 
 
@@ -347,6 +353,13 @@ def _of_the_system(inventory: Inventory, parts: list[Planned]) -> list[Path]:
     return [*library, *(part.source for part in parts)]
 
 
+def _planned(path: str, source: Path, package: str) -> Planned:
+    """Plan a distribution's file; what is no module and may be executed stays so."""
+    role = role_of(path, source)
+    runnable = role in (DATA, PROGRAM) and bool(source.stat().st_mode & 0o100)
+    return Planned(path, source, role, package, runnable)
+
+
 def role_of(path: str, source: Path) -> str:
     """Return what a file of an environment is, by its name (and its first bytes)."""
     name = os.path.basename(path)
@@ -383,9 +396,7 @@ def _distribution_files(
             elif source.is_relative_to(venv):
                 inside = source.is_relative_to(site)
                 path = f"{lib}/{source.relative_to(site)}" if inside else f"usr/{source.relative_to(venv)}"
-                role = role_of(path, source)
-                runnable = role in (DATA, PROGRAM) and bool(source.stat().st_mode & 0o100)
-                planned.append(Planned(path, source, role, name, runnable))
+                planned.append(_planned(path, source, name))
     notes = [f"{len(missing)} recorded files are missing, such as {missing[0]}"] if missing else []
     return planned, notes
 
@@ -584,7 +595,7 @@ def code_digest() -> str:
     guest = Path(rvbundle_runtime.__file__).parent / "guest"
     ours = [
         Path(__file__).with_name(f"{name}.py")
-        for name in ("elf", "libraries", "compiler", "foreign", "freeze", "licences")
+        for name in ("elf", "libraries", "compiler", "debian", "foreign", "freeze", "licences")
     ]
     return digest_of_files([*ours, *guest.glob("*.py"), *_INSIDE.glob("*.py")])
 

@@ -50,7 +50,12 @@ def _unpacked(
     stage: str, suite: str, packages: tuple[Package, ...], cache: StageCache, only: tuple[str, ...] = ()
 ) -> Path:
     source = archive(cache.base.parent, suite, machine())
-    key: Key = {"packages": [p.sha256 for p in packages], "arch": source.arch, "only": list(only)}
+    key: Key = {
+        "packages": [p.sha256 for p in packages],
+        "arch": source.arch,
+        "only": list(only),
+        "inside": debian.code_digest(),
+    }
 
     def make(folder: Path) -> None:
         debian.unpack(source, packages, folder / "root", only)
@@ -88,12 +93,10 @@ def _interpreter(root: Path) -> Interpreter:
 
 def find_python(root: Path) -> Path:
     """Return the interpreter of Debian's packages unpacked at `root`; raises EnvironmentSetupError."""
-    found = sorted(
-        path for path in root.glob("usr/bin/python3.*") if path.name[7:].replace(".", "").isdigit()
-    )
+    found = [path for path in root.glob("usr/bin/python3.*") if path.name[8:].isdigit()]
     if not found:
         raise EnvironmentSetupError(f"the packages hold no Python: {root}")
-    return found[-1]
+    return max(found, key=lambda path: int(path.name[8:]))
 
 
 def emulators(suite: str, packages: tuple[Package, ...], cache: StageCache) -> Path:

@@ -16,6 +16,7 @@ from rvbundle.elf import join_tail
 from rvbundle.progress import line, mib, wide_console
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime import store
+from rvbundle_runtime.bootstraps import find_table
 from rvbundle_runtime.errors import ImageError, StoreError, UsageError
 from rvbundle_runtime.image import Reader
 from rvbundle_runtime.launch import cold_beside, find_cold, refuse_cold_pack
@@ -157,7 +158,8 @@ def _table(title: str, rows: list[dict[str, Any]], key: str) -> Table:
 def list_licences(path: Path) -> dict[str, Any]:
     """Return what an image's file is made of, by its parts (None: it does not say); raises ImageError.
 
-    A cold pack inside the file counts, one beside it does not.
+    A cold pack inside the file counts, and the bootstraps of a self-running one; a cold pack beside it does
+    not.
     """
     with Reader(path) as reader:
         index = reader.index()
@@ -166,6 +168,11 @@ def list_licences(path: Path) -> dict[str, Any]:
     if inside and parts is not None:
         with inside:
             parts |= {f"cold pack, {name}": rows for name, rows in (_licences(inside) or {}).items()}
+    table = find_table(path)
+    if table and parts is not None:
+        parts |= {
+            f"bootstrap {s.arch}": tuple(licences.Licence(*row) for row in s.licences) for s in table.sections
+        }
     rows = {
         name: [{**asdict(row), "wants_source": row.wants_source} for row in listed]
         for name, listed in (parts or {}).items()
@@ -218,7 +225,9 @@ def print_licences(report: dict[str, Any]) -> None:
         (sum(not row["where"] for row in every), "whose licence text is not at hand"),
     ):
         print(f"{count} {'component' if count == 1 else 'components'} {what}")
-    print("Their texts lie in the cold pack, or in the image. What a publisher must do: docs/licences.md")
+    print(
+        "Their texts lie in the cold pack, and bootstraps have theirs. A publisher's part: docs/licences.md"
+    )
 
 
 @dataclass(frozen=True)

@@ -112,8 +112,10 @@ def close_over_libraries(files: Iterable[tuple[str, Path]], system: SystemLibrar
     if loader:
         added[_merged(loader)] = Path(os.path.realpath(system.root / loader.lstrip("/")))
         added.pop(f"{system.libdir}/{os.path.basename(loader)}", None)
-    notes = [f"{name} is nowhere on this machine ({path} names it)" for name, path in unresolved.items()]
-    notes += [f"not for this machine: {text}" for text in foreign]
+    here = system.root == Path("/")
+    where, machine = ("on this machine", "this machine") if here else ("among the packages", system.arch)
+    notes = [f"{name} is nowhere {where} ({path} names it)" for name, path in unresolved.items()]
+    notes += [f"not for {machine}: {text}" for text in foreign]
     return Closure(tuple(sorted(added.items())), needed, loader, notes)
 
 

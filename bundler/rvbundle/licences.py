@@ -47,6 +47,12 @@ _CLASSIFIERS = {
     "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
     "Python Software Foundation License": "PSF-2.0",
 }
+# Source packages that are in every payload, and whose texts say it in words only; from these texts.
+_KNOWN = (
+    (re.compile(r"glibc"), "LGPL-2.1+"),
+    (re.compile(r"gcc-\d+"), "GPL-3+ with GCC runtime library exception"),
+    (re.compile(r"python3\.\d+"), "PSF-2.0"),
+)
 _FIRST_LINES = (  # of licence texts that stand in the License field
     ("MIT License", "MIT"),
     ("The MIT License", "MIT"),
@@ -181,22 +187,27 @@ def _known(text: str) -> str:
 def of_copyright(package: DebianPackage, text: str) -> Licence:
     """Read a Debian package's copyright file; "" stands for one that is not there.
 
-    In the machine-readable form (dep-team.pages.debian.net/deps/dep5) licences have names; elsewhere those of
-    /usr/share/common-licenses count that the text refers to.
+    In the machine-readable form (dep-team.pages.debian.net/deps/dep5) licences have names; elsewhere it is
+    said which of /usr/share/common-licenses the text refers to.
     """
     where = f"{DOC}/{package.name}/copyright"
     names = _dep5_names(text) if _is_dep5(text) else []
-    if not names:
-        names, named = _common_names(text), " (named in its text)"
+    if not text:
+        name = UNKNOWN
+    elif names:
+        name = _joined(names)
     else:
-        named = ""
-    return Licence(
-        package.name,
-        package.version,
-        _joined(names) + named if names else (f"see {where}" if text else UNKNOWN),
-        f"Debian source package {package.source} {package.source_version}",
-        where if text else "",
-    )
+        name = _in_words(package, _common_names(text), where)
+    source = f"Debian source package {package.source} {package.source_version}"
+    return Licence(package.name, package.version, name, source, where if text else "")
+
+
+def _in_words(package: DebianPackage, common: Sequence[str], where: str) -> str:
+    """Return what to say of a text without machine-readable names, which refers to `common` licences."""
+    known = next((name for pattern, name in _KNOWN if pattern.fullmatch(package.source)), "")
+    if known:
+        return f"{known} (see its text)"
+    return f"see its text (names {_joined(common)})" if common else f"see {where}"
 
 
 def _is_dep5(text: str) -> bool:
@@ -335,7 +346,12 @@ def collect(parts: Iterable[Part], origin: Origin, python: str) -> tuple[Compone
         for (kind, name), files in by_owner.items()
         for licence in _licences(kind, name, files, origin, python)
     ]
-    return tuple(sorted(found, key=lambda c: (c.licence.component.lower(), c.licence.version)))
+    return tuple(sorted(found, key=lambda component: order(component.licence)))
+
+
+def order(licence: Licence) -> tuple[str, str]:
+    """Return what licences are sorted by."""
+    return licence.component.lower(), licence.version
 
 
 _DEBIAN, _WHEEL, _PYTHON, _OURS, _OTHER = "debian", "wheel", "python", "rvbundle", "other"
@@ -365,7 +381,7 @@ def _licences(kind: str, name: str, files: Sequence[Part], origin: Origin, pytho
         text = next((path for path in paths if path.endswith("/LICENSE.txt")), "")
         yield Licence("Python", python, "PSF-2.0", _PYTHON_SOURCE, text)
     elif kind == _OURS:
-        yield Licence("rvbundle", __version__, "Apache-2.0", "", _OWN_TEXT if _own_text() else "")
+        yield of_rvbundle()
     elif kind == _OTHER:
         yield Licence(name, "", UNKNOWN, f"copied from {files[0].source}", "")
 
@@ -377,6 +393,11 @@ def held(components: Iterable[Component], paths: Container[str]) -> tuple[Licenc
         for c in components
         if any(path in paths or (path.endswith(".py") and f"{path}c" in paths) for path in c.paths)
     )
+
+
+def of_rvbundle() -> Licence:
+    """Return the licence of what rvbundle itself puts into payloads and files."""
+    return Licence("rvbundle", __version__, "Apache-2.0", "", _OWN_TEXT if _own_text() else "")
 
 
 def _own_text() -> Path | None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import tempfile
 import tomllib
@@ -161,6 +162,12 @@ def read_beside(recipe: Recipe) -> Lock | None:
             f"{recipe.lock_path} was made for other payloads than those in {recipe.path.name}",
             _again(recipe.lock_path),
         )
+    for part in lock.debian:
+        if part.builder != os.uname().machine:
+            raise LockError(
+                f"{recipe.lock_path} was made on a machine of another architecture ({part.builder})",
+                _again(recipe.lock_path),
+            )
     return lock
 
 

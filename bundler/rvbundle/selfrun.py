@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from rvbundle import debian
@@ -137,7 +137,14 @@ def _sections(offset: int, made: Sequence[Bootstrap]) -> tuple[Section, ...]:
         digest = hashlib.sha256(data).hexdigest()
         sections.append(
             Section(
-                bootstrap.arch, offset, len(data), digest, bootstrap.digest, packages, bootstrap.emulators
+                bootstrap.arch,
+                offset,
+                len(data),
+                digest,
+                bootstrap.digest,
+                packages,
+                bootstrap.emulators,
+                tuple(map(astuple, bootstrap.licences)),
             )
         )
         offset += len(data)
@@ -149,16 +156,16 @@ def _script(title: str, table: Table, made: Sequence[Bootstrap]) -> bytes:
     for section, bootstrap in zip(table.sections, made, strict=True):
         cases += [
             f"    {_MACHINES[section.arch]})",
-            f"        skip={section.offset // BLOCK} count={section.size // BLOCK} need={bootstrap.need}",
-            f"        manifest={section.manifest}",
-            f"        name={bootstraps.folder_name(section.manifest)}",
+            f"        rv_skip={section.offset // BLOCK} rv_count={section.size // BLOCK}",
+            f"        rv_need={bootstrap.need}",
+            f"        rv_manifest={section.manifest}",
+            f"        rv_name={bootstraps.folder_name(section.manifest)}",
             "        ;;",
         ]
     arches = [section.arch for section in table.sections]
     values = {
         "TITLE": title,
         "ARCHES": ", ".join(arches),
-        "NAMES": ", ".join(arches),
         "LIST": ",".join(arches),
         "SIZE": str(table.size),
         "CASES": "\n".join(cases),

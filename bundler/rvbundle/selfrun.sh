@@ -11,7 +11,9 @@
 
 set -u
 
-size=@SIZE@ # bytes of the whole file
+# All names begin with rv_: a variable of the caller's that is changed here would be changed for the agent.
+
+rv_size=@SIZE@ # bytes of the whole file
 
 # Set what is known of the bootstrap for a machine: where it lies, in blocks of 4096 bytes; the KiB that it
 # takes when unpacked; the SHA-256 of its manifest.
@@ -31,11 +33,11 @@ die() {
 }
 
 # Call $1 with every folder that may be the cache, the best first, until it says yes. As
-# rvbundle_runtime.host.cache_place; $own is "" where the folder may belong to others.
+# rvbundle_runtime.host.cache_place; $rv_own is "" where the folder may belong to others.
 each_place() {
-    own=yes
+    rv_own=yes
     if [ -n "${RVBUNDLE_CACHE-}" ]; then
-        own=
+        rv_own=
         case $RVBUNDLE_CACHE in
         /*) "$1" "$RVBUNDLE_CACHE" ;;
         *) "$1" "$PWD/$RVBUNDLE_CACHE" ;;
@@ -43,189 +45,205 @@ each_place() {
         return
     fi
     case ${XDG_CACHE_HOME-} in
-    /*)
-        "$1" "$XDG_CACHE_HOME/rvbundle" && return
-        ;;
+    /*) "$1" "$XDG_CACHE_HOME/rvbundle" && return ;;
     *)
         case ${HOME-} in
         /*) "$1" "$HOME/.cache/rvbundle" && return ;;
         esac
         ;;
     esac
-    user=${user:-$(id -u)}
-    for tmp in /var/tmp /tmp; do
-        "$1" "$tmp/rvbundle-$user" && return
+    rv_user=${rv_user:-$(id -u)}
+    for rv_tmp in /var/tmp /tmp; do
+        [ -d "$rv_tmp" ] && "$1" "$rv_tmp/rvbundle-$rv_user" && return
     done
     return 1
 }
 
 # The bootstrap is there, ours, and (as far as the shell can tell) may be executed.
 is_ready() {
-    base=$1
-    boot=$base/bootstrap/$name
-    [ -f "$boot/ready" ] && [ -x "$boot/lib/ld.so" ] && { [ -z "$own" ] || [ -O "$base" ]; }
+    rv_base=$1
+    rv_boot=$rv_base/bootstrap/$rv_name
+    [ -f "$rv_boot/ready" ] && [ -x "$rv_boot/lib/ld.so" ] && { [ -z "$rv_own" ] || [ -O "$rv_base" ]; }
 }
 
-# Make a work folder in a place where files can be written and executed; else note why not in $refused.
+# Make a work folder in a place where files can be written and executed; else note why not in $rv_refused.
 is_usable() {
-    base=$1
-    old=$(umask)
-    umask 077
-    mkdir -p "$base/bootstrap" 2>/dev/null && make_work
-    made=$?
-    umask "$old"
-    if [ -n "$own" ] && [ -e "$base" ] && ! [ -O "$base" ]; then
-        refuse "$base belongs to another user"
-    elif [ "$made" -ne 0 ]; then
-        refuse "$base can't be written"
-    else
-        # A file without a first line that names an interpreter: where none can be executed (noexec), the
-        # kernel says so before it says that this is no program, upon which the shell reads it as a script.
-        printf ':\n' >"$work/probe" 2>/dev/null && chmod 700 "$work/probe"
-        if ! [ -s "$work/probe" ]; then
-            no_space ""
-        elif "$work/probe" 2>/dev/null; then
-            rm -f "$work/probe"
-            return 0
-        fi
-        refuse "nothing can be executed from $base (is it mounted noexec?)"
+    rv_base=$1
+    if [ -n "$rv_own" ] && [ -e "$rv_base" ] && ! [ -O "$rv_base" ]; then
+        refuse "$rv_base belongs to another user"
+        return 1
     fi
-    return 1
+    rv_umask=$(umask)
+    umask 077
+    rv_said=$(LC_ALL=C mkdir -p "$rv_base/bootstrap" 2>&1) && make_work
+    rv_code=$?
+    umask "$rv_umask"
+    if [ "$rv_code" -ne 0 ]; then
+        refuse "$rv_base can't be written${rv_said:+: ${rv_said##*: }}"
+        return 1
+    fi
+    # A file without a first line that names an interpreter: where nothing can be executed (noexec), the
+    # kernel says so before it says that this is no program, upon which the shell reads it as a script.
+    printf ':\n' 2>/dev/null >"$rv_work/probe" && chmod 700 "$rv_work/probe"
+    [ -s "$rv_work/probe" ] || no_space ""
+    if ! "$rv_work/probe" 2>/dev/null; then
+        refuse "nothing can be executed from $rv_base (is it mounted noexec?)"
+        return 1
+    fi
+    rm -f "$rv_work/probe"
 }
 
 make_work() {
-    number=0
-    while work=$base/bootstrap/tmp.$name.$$-$number && ! mkdir "$work" 2>/dev/null; do
-        [ -d "$work" ] || return 1 # it is not that a start which was killed has left one of this name
-        number=$((number + 1))
+    rv_number=0
+    while rv_work=$rv_base/bootstrap/tmp.$rv_name.$$-$rv_number && ! mkdir "$rv_work" 2>/dev/null; do
+        [ -d "$rv_work" ] || return 1 # else a start that was killed has left one of this name
+        rv_number=$((rv_number + 1))
     done
 }
 
 refuse() {
     clean
-    refused="$refused
+    rv_refused="$rv_refused
     $1"
-    rmdir "$base/bootstrap" "$base" 2>/dev/null # if they are empty
+    rmdir "$rv_base/bootstrap" "$rv_base" 2>/dev/null # if they are empty
 }
 
 clean() {
-    [ -z "$work" ] || rm -rf "$work"
-    work=
+    [ -z "$rv_work" ] || rm -rf "$rv_work"
+    rv_work=
+    tell ""
+}
+
+# Say on a terminal what takes so long; "" takes it back.
+tell() {
+    [ ! -t 2 ] || printf '\r\033[K%s' "$1" >&2
 }
 
 no_space() {
     clean
-    die 108 "no space for the bootstrap: $need KiB are needed at $base$1" \
+    die 108 "no space for the bootstrap: $rv_need KiB are needed at $rv_base$1" \
         "free some space, or set RVBUNDLE_CACHE to a folder on another file system"
 }
 
 damaged() {
     clean
-    die 107 "$self is damaged: $1" "copy the file again from its source"
+    die 107 "$rv_self is damaged: $1" "copy the file again from its source"
 }
 
 # The size of this file, in bytes: the fifth field of a long listing (POSIX, ls -n).
 file_size() {
     set -f
     # shellcheck disable=SC2012,SC2046 # one file, and its fields are wanted
-    set -- $(ls -lnL "$self" 2>/dev/null)
+    set -- $(ls -lnL "$rv_self" 2>/dev/null)
     set +f
     printf '%s' "${5-}"
 }
 
-# The free KiB at $base; nothing where df says something unexpected.
+# The free KiB at $rv_base; nothing where df says something unexpected.
 free_space() {
-    df -Pk "$base" 2>/dev/null | {
+    df -Pk "$rv_base" 2>/dev/null | {
         read -r _
-        read -r _ _ _ free _
-        case $free in
+        read -r _ _ _ rv_free _
+        case $rv_free in
         *[!0-9]*) ;;
-        *) printf '%s' "$free" ;;
+        *) printf '%s' "$rv_free" ;;
         esac
     }
 }
 
 # Take the bootstrap out of this file, into a place of its own, and let it check and install itself.
 unpack() {
-    for tool in dd gzip tar; do
-        command -v $tool >/dev/null ||
-            die 110 "this machine has no $tool, which the first start needs" "install it, or busybox"
+    for rv_tool in dd gzip tar; do
+        command -v "$rv_tool" >/dev/null ||
+            die 110 "this machine has no $rv_tool, which the first start needs" "install it, or busybox"
     done
-    there=$(file_size)
-    case $there in
+    rv_there=$(file_size)
+    case $rv_there in
     '' | *[!0-9]*) ;; # checked again later
     *)
-        [ "$there" -ge $size ] ||
-            die 107 "$self is cut short: $there bytes of $size are here" "copy the file again from its source"
+        [ "$rv_there" -ge "$rv_size" ] || die 107 \
+            "$rv_self is cut short: $rv_there bytes of $rv_size are here" "copy the file again from its source"
         ;;
     esac
-    refused=
+    rv_refused=
     trap clean EXIT
     trap 'exit 129' HUP
     trap 'exit 130' INT
     trap 'exit 143' TERM
-    each_place is_usable ||
-        die 108 "there is no place for the bootstrap:$refused" "set RVBUNDLE_CACHE to a folder that will do"
-    free=$(free_space)
-    [ -z "$free" ] || [ "$free" -ge "$need" ] || no_space ", $free KiB are free"
-    # LC_ALL: what tar says is looked into. -m and -o: no times, which a board without a clock would find
+    each_place is_usable || die 108 \
+        "there is no place for the bootstrap:$rv_refused" "set RVBUNDLE_CACHE to a folder that will do"
+    rv_free=$(free_space)
+    [ -z "$rv_free" ] || [ "$rv_free" -ge "$rv_need" ] || no_space ", $rv_free KiB are free"
+    tell "rvbundle: first start on this machine, unpacking …"
+    # What tar says is looked into: LC_ALL. -m and -o: no times, which a board without a clock would find
     # in its future, and no owners.
-    said=$({
-        dd if="$self" bs=4096 skip="$skip" count="$count" 2>/dev/null | LC_ALL=C gzip -dc |
-            LC_ALL=C tar -xmof - -C "$work"
-    } 2>&1) || ended=$?
-    case $said in
+    rv_code=0
+    rv_said=$({
+        unset TAR_OPTIONS GZIP
+        LC_ALL=C
+        export LC_ALL
+        dd if="$rv_self" bs=4096 skip="$rv_skip" count="$rv_count" 2>/dev/null | gzip -dc |
+            tar -xmof - -C "$rv_work"
+    } 2>&1) || rv_code=$?
+    case $rv_said in
     *'o space left'* | *'uota exceeded'*) no_space "" ;;
     esac
-    [ "${ended-0}" -eq 0 ] || damaged "its bootstrap can't be unpacked (${said:-tar failed})"
-    code=0
-    python "$work" install "$base" "$work" "$manifest" || code=$?
-    case $code in
-    0) work= ;;
+    [ "$rv_code" -eq 0 ] || damaged "its bootstrap can't be unpacked (${rv_said:-tar failed})"
+    rv_code=0
+    python "$rv_work" install "$rv_base" "$rv_work" "$rv_manifest" || rv_code=$?
+    case $rv_code in
+    0) rv_work= ;;
     10[0-9] | 11[0-9]) # it has said why
         clean
-        exit $code
+        exit "$rv_code"
         ;;
-    *) damaged "its bootstrap does not start here (exit code $code)" ;;
+    *)
+        [ -z "$rv_said" ] || damaged "its bootstrap can't be unpacked ($rv_said)"
+        clean
+        die 110 "the bootstrap does not start on this machine (exit code $rv_code)" \
+            "is its kernel or its processor too old? if not, the file may be damaged: copy it again"
+        ;;
     esac
     trap - EXIT HUP INT TERM
-    boot=$base/bootstrap/$name
+    tell ""
+    rv_boot=$rv_base/bootstrap/$rv_name
 }
 
 # python FOLDER WORD...: start the bootstrap's Python, which finds its library by its own path. Nothing that
 # the caller has set for other programs reaches it (-I; and ld.so's own variables are gone).
 python() {
-    home=$1
+    rv_home=$1
     shift
-    "$home/lib/ld.so" --inhibit-cache --argv0 "$home/bin/python3" --library-path "$home/lib" \
-        "$home/bin/python3" -I -S -B -X utf8 "$home/start.pyc" "$@"
+    "$rv_home/lib/ld.so" --inhibit-cache --argv0 "$rv_home/bin/python3" --library-path "$rv_home/lib" \
+        "$rv_home/bin/python3" -I -S -B -X utf8 "$rv_home/start.pyc" "$@"
 }
 
 not_executed() {
-    die 108 "$boot can't be executed (is it mounted noexec now?)" "set RVBUNDLE_CACHE to another folder"
+    die 108 "$rv_boot can't be executed (is it mounted noexec now?)" "set RVBUNDLE_CACHE to another folder"
 }
 
 main() {
     case $0 in
-    */*) self=$0 ;;
+    */*) rv_self=$0 ;;
     *)
-        self=./$0
-        [ -f "$self" ] || self=$(command -v -- "$0") || self=
+        rv_self=./$0
+        [ -f "$rv_self" ] || rv_self=$(command -v -- "$0") || rv_self=
         ;;
     esac
-    if ! [ -f "$self" ] || ! [ -r "$self" ]; then
+    if ! [ -f "$rv_self" ] || ! [ -r "$rv_self" ]; then
         die 107 "can't read the file that this was started from ($0)" "start it by its path"
     fi
-    machine=$(uname -m)
-    bootstrap_for "$machine" ||
-        die 110 "$self does not run on this machine ($machine); it has: @NAMES@" \
-            "build it for $machine too: rvbundle build --self-running @LIST@,$machine"
+    rv_machine=$(uname -m)
+    bootstrap_for "$rv_machine" ||
+        die 110 "$rv_self does not run on this machine ($rv_machine); it has: @ARCHES@" \
+            "build it for $rv_machine, too: rvbundle build --self-running @LIST@,$rv_machine"
     unset LD_PRELOAD LD_LIBRARY_PATH LD_AUDIT LD_DEBUG LD_PROFILE GLIBC_TUNABLES
-    work=
+    rv_work='' rv_user=''
     each_place is_ready || unpack
-    trap not_executed EXIT # a shell that can't execute ends; some do so without this, but with a message
-    exec "$boot/lib/ld.so" --inhibit-cache --argv0 "$boot/bin/python3" --library-path "$boot/lib" \
-        "$boot/bin/python3" -I -S -B -X utf8 "$boot/start.pyc" run "$boot" "$self" "$@"
+    trap not_executed EXIT # a shell that can't execute ends; most do so by way of this
+    exec "$rv_boot/lib/ld.so" --inhibit-cache --argv0 "$rv_boot/bin/python3" \
+        --library-path "$rv_boot/lib" "$rv_boot/bin/python3" -I -S -B -X utf8 \
+        "$rv_boot/start.pyc" run "$rv_boot" "$rv_self" "$@"
 }
 
 # All of the script is read before any of it is done: it does not matter what happens to the file then, and

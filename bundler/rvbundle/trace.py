@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rvbundle import native, process, run_tree
+from rvbundle import constants, native, process, run_tree
 from rvbundle.filewatch import FileWatch
 from rvbundle.freeze import Frozen, module_name, modules_matching
 from rvbundle.pages import PageTrace, dump_runs, load_runs, parse_record
@@ -123,6 +123,7 @@ def trace(recipe: Recipe, frozen: Frozen, agent: StagedAgent, processor: Process
         records = Path(scratch)
         # Written once: runs side by side must never find it half there.
         (records / _PRELOAD_LIST).write_text(f"{_TRACE_ALL}\n")
+        constants.write_lists(frozen.tree, frozen.files, records)
         envs = [families_.environment(family, processor) for family in families] or [{}]
         watches = tuple(_Watch(env, records) for env in envs)
         try:

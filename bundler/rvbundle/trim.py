@@ -1,6 +1,6 @@
 """Which pages of a shared library are kept, and the trimmed library as a sparse file.
 
-The second part of trimming inside libraries, after `runtime/native/tracer.c`: no build uses it yet.
+The second part of trimming inside libraries, after `runtime/native/tracer.c`.
 
 `plan` is pure: bytes and page numbers in, a frozen plan out. `apply` writes what the plan says.
 A trimmed library has its original size and offsets; only the program header table is new (behind
@@ -29,14 +29,16 @@ _RELA = struct.Struct("<QIIq")  # Elf64_Rela, little-endian: offset, type, symbo
 _PT_LOAD, _PT_DYNAMIC, _PT_INTERP, _PT_PHDR = 1, 2, 3, 6
 _PT_GNU_EH_FRAME, _PT_GNU_STACK, _PT_GNU_RELRO = 0x6474E550, 0x6474E551, 0x6474E552
 _PF_X, _PF_W, _PF_R = 1, 2, 4
-_SHF_ALLOC, _SHF_EXECINSTR = 2, 4
-_SHT_RELA, _SHT_NOBITS, _SHT_DYNSYM = 4, 8, 11
+_SHF_WRITE, _SHF_ALLOC, _SHF_EXECINSTR = 1, 2, 4
+_SHT_PROGBITS, _SHT_RELA, _SHT_NOBITS, _SHT_DYNSYM = 1, 4, 8, 11
 _DT_TEXTREL, _DT_FLAGS, _DF_TEXTREL = 22, 30, 4
 _STT_GNU_IFUNC = 10
 _IRELATIVE = {62: 37, 183: 1032, 243: 58}  # by e_machine: R_X86_64_, R_AARCH64_, R_RISCV_IRELATIVE
 _UNWIND = frozenset({".eh_frame", ".eh_frame_hdr", ".gcc_except_table"})
+_CONSTANTS = ".rodata"
+_AROUND = 65536  # bytes of constants next to used ones that are kept: other data, other rows of a table
 _ALWAYS_CODE = frozenset({".init", ".fini"})
-_LARGEST_PAGE = 65536
+_SMALLEST_PAGE, _LARGEST_PAGE = 4096, 65536
 _MOST_HEADERS = 0xFFFE  # 0xffff (PN_XNUM) has another meaning
 _NAME = struct.Struct("<I20x")  # Elf64_Sym.st_name
 _RUN_TIME = tuple(
@@ -193,6 +195,16 @@ def apply(data: Data, trim: TrimPlan, path: Path) -> None:
     os.chmod(path, 0o755)
 
 
+def constants(data: Data) -> tuple[tuple[int, Range], ...]:
+    """Return address and file range of each section of constants; none for a library that is left whole."""
+    with memoryview(data) as view:
+        try:
+            sections = _read(view, _SMALLEST_PAGE).sections
+        except (_WholeError, *_DAMAGED):
+            return ()
+    return tuple((s.vaddr, Range(s.offset, s.offset + s.size)) for s in sections if _is_constant(s))
+
+
 def restore_table(trim: TrimPlan) -> tuple[Segment, ...]:
     """Return what a guard needs at run time: the original segments and what is absent of each."""
     return trim.segments
@@ -338,6 +350,7 @@ def _plan(
     trimmed = [load for load in elf.loads if load.trimmed]
     _keep_always(elf, pages)
     _keep_used(pages, trimmed, touched, watched, page)
+    _keep_around(elf, pages, touched, page)
     _keep_resolvers(view, elf, pages)
     notes: list[str] = []
     marks: tuple[Range, ...] = ()
@@ -368,9 +381,14 @@ def _keep_unwind(
             return unwind.marks(pages)
 
 
+def _is_constant(section: _Section) -> bool:
+    flags = section.flags & (_SHF_ALLOC | _SHF_WRITE | _SHF_EXECINSTR)
+    return section.name == _CONSTANTS and section.kind == _SHT_PROGBITS and flags == _SHF_ALLOC
+
+
 def _is_candidate(section: _Section) -> bool:
-    """Tell whether pages of this section may be absent."""
-    if section.name in _UNWIND:
+    """Tell whether pages of this section may be absent: of constants, those that were watched."""
+    if section.name in _UNWIND or _is_constant(section):
         return True
     return bool(section.flags & _SHF_EXECINSTR) and section.name not in _ALWAYS_CODE
 
@@ -411,6 +429,18 @@ def _keep_used(
                     if p in touched or p not in watched:
                         flags[number] = 1
                         break
+
+
+def _keep_around(elf: _Elf, pages: _Pages, touched: Container[int], page: int) -> None:
+    """Keep the constants around those that were used."""
+    for section in elf.sections:
+        if _is_constant(section):
+            delta, end = section.offset - section.vaddr, section.vaddr + section.size
+            for number in range(section.vaddr // page, -(-end // page)):
+                if number in touched:
+                    start = max(number * page - _AROUND, section.vaddr)
+                    stop = min((number + 1) * page + _AROUND, end)
+                    pages.keep(start + delta, stop + delta)
 
 
 def _keep_address(elf: _Elf, pages: _Pages, vaddr: int, size: int) -> None:

@@ -1,6 +1,6 @@
 /*
- * tracer.c: an LD_AUDIT library that records which pages of the code and of the unwind data of
- * shared libraries a process touches.
+ * tracer.c: an LD_AUDIT library that records which pages of the code, of the unwind data and of the
+ * constants of shared libraries a process touches.
  *
  * How: la_objopen() runs before a library is relocated and before its constructors run. There the
  * watched pages become PROT_NONE. The first access to each faults; the SIGSEGV handler sets a bit
@@ -13,6 +13,8 @@
  *   8 bytes "RVPAGES1" | u64 page size (4096) | u64 first page (vaddr / 4096) | u64 pages
  *   bitmap of touched pages | bitmap of watched pages   (bit i: page first + i; low bits first)
  * Pages that are not watched are marked as touched from the start.
+ * Of constants, those pages are watched that the folder "constants" lists in a file of the record's
+ * name: page numbers (vaddr / 4096) in order, as in "3 5-9", and a newline.
  * A library that is left alone has a line "path<TAB>reason" in the file "skipped" (one per process,
  * so lines repeat); libraries below the size limit and those that are never traced have none.
  *
@@ -32,6 +34,7 @@
 #define MAX_LOADS 8      /* read-only or executable PT_LOADs of one library */
 #define MAX_HEADERS 64   /* program headers */
 #define MAX_SECTIONS 256 /* section headers */
+#define MAX_LIST (256 * 1024) /* a library's list of constants: 12000 stretches of it, or more */
 
 /*
  * Threads that fault on one page at the same time each get here once, and find the page usable when
@@ -403,7 +406,8 @@ static void mark_range(struct library *lib, uintptr_t start, uintptr_t size, boo
 
 /*
  * Code and unwind data are only ever read by the CPU and by unwinders. Other data may be handed to
- * a system call, which fails with EFAULT on a PROT_NONE page instead of raising SIGSEGV. .init and
+ * a system call, which fails with EFAULT on a PROT_NONE page instead of raising SIGSEGV: of it, only
+ * what mark_constants() finds is watched. .init and
  * .fini are code as any other: ld.so jumps there, which is no system call.
  */
 static bool is_watchable(int fd, const Elf64_Shdr *section)
@@ -421,6 +425,85 @@ static bool is_watchable(int fd, const Elf64_Shdr *section)
         if (length(unwind[i]) == length(name) && starts_with(name, unwind[i]))
             return true;
     return false;
+}
+
+/* The path of a library's file in the folder for records, or in one below it ("/NAME"). */
+static bool path_in_folder(char to[MAX_PATH], const char *below, const char *library)
+{
+    to[0] = 0;
+    if (!append(to, folder) || !append(to, below) || !append(to, "/"))
+        return false;
+    size_t start = length(to);
+    if (!append(to, library))
+        return false;
+    for (char *c = to + start; *c; c++)
+        if (*c == '/')
+            *c = '%';
+    return true;
+}
+
+/* Reads a page number; NULL if there is none, or it is that of no library. */
+static const char *read_page(const char *c, uintptr_t *page)
+{
+    if (*c < '0' || *c > '9')
+        return NULL;
+    for (*page = 0; *c >= '0' && *c <= '9'; c++) {
+        *page = *page * 10 + (uintptr_t)(*c - '0');
+        if (*page > UINT32_MAX / PAGE)
+            return NULL;
+    }
+    return c;
+}
+
+static bool holds_constants(const Elf64_Shdr *section, uintptr_t start, uintptr_t end)
+{
+    return section->sh_type == SHT_PROGBITS && section->sh_flags & SHF_ALLOC &&
+           !(section->sh_flags & (SHF_WRITE | SHF_EXECINSTR)) && section->sh_addr <= start &&
+           end - section->sh_addr <= section->sh_size;
+}
+
+/* Marks listed pages; all of a run must lie in one section of constants. */
+static const char *mark_listed(struct library *lib, const char *c, const char *end)
+{
+    uintptr_t least = 0, first, last;
+    do {
+        c = read_page(c, &first);
+        last = first;
+        if (c && *c == '-')
+            c = read_page(c + 1, &last);
+        if (!c || first < least || last < first)
+            return "the list of its constants is malformed";
+        least = last + 1;
+        bool found = false;
+        for (unsigned i = 0; i < image.header.e_shnum && !found; i++)
+            found = holds_constants(&image.sections[i], first * PAGE, (last + 1) * PAGE);
+        if (!found)
+            return "the list of its constants is of another library";
+        mark_range(lib, first * PAGE, (last + 1 - first) * PAGE, true);
+    } while (*c++ == ' ');
+    return c[-1] == '\n' && c == end ? NULL : "the list of its constants is malformed";
+}
+
+/*
+ * Which constants are never handed to a system call is for the build to say. It reads all of them;
+ * that would be too slow here, for every process.
+ */
+static const char *mark_constants(struct library *lib, const char *library)
+{
+    static char list[MAX_LIST + 1];
+    char path[MAX_PATH];
+    if (!path_in_folder(path, "/constants", library))
+        return "path too long";
+    int fd = open_file(path, O_RDONLY);
+    if (fd == -ENOENT || fd == -ENAMETOOLONG)
+        return NULL;
+    long n = fd < 0 ? fd : sys4(SYS_pread64, fd, (long)list, sizeof list, 0);
+    if (fd >= 0)
+        close_file(fd);
+    if (n < 0 || n > MAX_LIST)
+        return n < 0 ? "cannot read the list of its constants" : "the list of its constants is too long";
+    list[n] = 0;
+    return mark_listed(lib, list, list + n);
 }
 
 /* Where the first bytes of the file up to `size` are mapped: the ELF header and what follows. */
@@ -451,7 +534,7 @@ static bool unmark_partial(struct library *lib)
     return any;
 }
 
-static const char *find_watched(int fd, struct library *lib)
+static const char *find_watched(int fd, struct library *lib, const char *path)
 {
     lib->watched = map_memory(bitmap_bytes(lib->pages), -1);
     lib->faults = map_memory(lib->pages * sizeof *lib->faults, -1);
@@ -471,9 +554,12 @@ static const char *find_watched(int fd, struct library *lib)
         if (section->sh_flags & SHF_ALLOC && !watchable[i] && !tbss)
             mark_range(lib, section->sh_addr, section->sh_size, false);
     }
+    const char *reason = mark_constants(lib, path);
+    if (reason)
+        return reason;
     unmark_headers(lib, 0, sizeof image.header);
     unmark_headers(lib, image.header.e_phoff, image.header.e_phnum * sizeof(Elf64_Phdr));
-    return unmark_partial(lib) ? NULL : "no whole page of code or unwind data";
+    return unmark_partial(lib) ? NULL : "no whole page that can be watched";
 }
 
 /* ---- the record ---- */
@@ -550,15 +636,9 @@ static const char *map_record(int fd, struct library *lib)
 
 static const char *open_record(const char *library, struct library *lib)
 {
-    char path[MAX_PATH] = "";
-    if (!append(path, folder) || !append(path, "/"))
+    char path[MAX_PATH];
+    if (!path_in_folder(path, "", library))
         return "path too long";
-    size_t start = length(path);
-    if (!append(path, library))
-        return "path too long";
-    for (char *c = path + start; *c; c++)
-        if (*c == '/')
-            *c = '%';
     int fd = open_file(path, O_RDWR);
     if (fd == -ENOENT) {
         const char *reason = create_record(path, lib);
@@ -638,7 +718,7 @@ static const char *fill_entry(int fd, const struct link_map *map, const char *pa
     if (!reason)
         reason = find_loads(lib);
     if (!reason)
-        reason = find_watched(fd, lib);
+        reason = find_watched(fd, lib, path);
     if (!reason)
         reason = open_record(path, lib);
     return reason;

@@ -19,6 +19,7 @@ _IDENTITY_MASK = b"\xff" * 7 + b"\x00" + b"\xff" * 8
 _TYPE, _TYPE_MASK = b"\x02\x00", b"\xfe\xff"
 _MACHINE = {"x86_64": b"\x3e\x00", "aarch64": b"\xb7\x00", "riscv64": b"\xf3\x00"}
 _MACHINE_MASK = b"\xff\xff"
+NO_BINFMT = "the kernel has none"
 _MARK_AT = 15  # the last byte of e_ident's padding, which nobody looks at
 _SETTINGS, _SETTINGS_SIZE = b"rvbundle starter: the settings go here\n\0", 8192  # as in starter.c
 _PLACE = "/proc"  # a folder that is there: the mount covers it for a moment
@@ -124,5 +125,5 @@ def why_denied(uid: int, gid: int) -> str:
     if code == errno.EPERM:
         return "the kernel gives a user namespace none of its own (Linux 6.7 and newer do)"
     if code == errno.ENODEV:
-        return "the kernel has none"
+        return NO_BINFMT
     return os.strerror(code).lower() if code > 0 else "the attempt was killed"

@@ -37,7 +37,10 @@ _AGAIN = "copy the file again from its source"
 
 @dataclass(frozen=True)
 class Section:
-    """A packed bootstrap in a self-running file: where it lies, in bytes, and its digests in hex."""
+    """A packed bootstrap in a self-running file: where it lies, in bytes, and its digests in hex.
+
+    `licences` are rows of component, version, licence, source, and where its text lies in the bootstrap.
+    """
 
     arch: str
     offset: int
@@ -46,6 +49,7 @@ class Section:
     manifest: str
     packages: tuple[tuple[str, str], ...]
     emulators: tuple[str, ...]
+    licences: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,9 @@ def find_table(path: Path) -> Table | None:
         text = text.partition(b"\n")[0] + b"\n"
         if len(digest) == 64 and hashlib.sha256(text).hexdigest().encode() == digest:
             table = _load_table(path, text, head[:offset])
+            end = min((section.offset for section in table.sections), default=0)
+            if head[offset + len(digest) + 1 + len(text) : end].strip(b"\n"):
+                break  # what fills the last block is something else
             _check_size(path, size, table.size)
             return table
     raise ImageError(f"{path} is damaged: its header is not as it was written", _AGAIN)
@@ -137,11 +144,18 @@ def _table(value: dict[str, Any]) -> Table:
                 **row,
                 "packages": tuple((name, version) for name, version in row["packages"]),
                 "emulators": tuple(row["emulators"]),
+                "licences": tuple(_five_texts(texts) for texts in row["licences"]),
             }
         )
         for row in value["bootstraps"]
     )
     return Table(value["size"], value["name"], value["version"], value["image"], sections)
+
+
+def _five_texts(row: list[Any]) -> tuple[str, ...]:
+    if len(row) != 5 or not all(isinstance(text, str) for text in row):
+        raise ValueError("a row of licences that has not five texts")
+    return tuple(row)
 
 
 def check_tree(folder: Path, manifest: str) -> None:
@@ -192,6 +206,7 @@ def install(base: Path, work: Path, manifest: str) -> None:
             shutil.rmtree(work)
         else:
             (work / READY).write_bytes(b"")
+            (work / READY).chmod(0o644)  # whatever the umask is
             _sync(work)
             if target.exists():  # damaged from outside: it lacks the mark
                 shutil.rmtree(target)

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rvbundle_runtime import sandbox, store, zstd
+from rvbundle_runtime import emulators, sandbox, store, zstd
 from rvbundle_runtime import syscalls as sys_
 from rvbundle_runtime.errors import RvbundleError
-from rvbundle_runtime.host import Host, cache_place
+from rvbundle_runtime.host import Emulator, Host, cache_place
 
 _CPUINFO_READ = 16384  # bytes: the first processor's part, even of a machine with hundreds
-ROOT_ONLY = "without a user namespace it would be the machine's own"
+GUESTS = ("x86_64", "aarch64", "riscv64")  # what payloads there can be
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,13 @@ class Confinement:
     """What came of making a sandbox. `failed` and `hint` are "" if it can be made.
 
     `root_only`: without user namespaces, which root can do. `shared_proc`: its /proc is the host's, for the
-    kernel allows no new one. `binfmt` is "" if binfmt_misc can be had in it, else why not.
+    kernel allows no new one.
     """
 
     failed: str = ""
     hint: str = ""
     root_only: bool = False
     shared_proc: bool = False
-    binfmt: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,8 @@ class Facts:
     """All that `doctor.examine` looks at. `top_address`: the highest that something is mapped at here.
 
     `seccomp` is the mode that /proc/self/status names (2: a filter), `container` the name of the container
-    engine that this runs in ("" for none known); `zstd` is "" if there is a decoder, else why not.
+    engine that this runs in ("" for none known); `zstd` is "" if there is a decoder, else why not, and
+    `binfmt` is "" if a user namespace can have a binfmt_misc of its own, else why not.
     """
 
     arch: str
@@ -85,6 +85,8 @@ class Facts:
     memory: Memory
     store: StorePlace
     shm_free: int | None
+    binfmt: str = ""
+    emulators: tuple[Emulator, ...] = ()
     zstd: str = ""
     seccomp: int = 0
     no_new_privs: bool = False
@@ -92,8 +94,9 @@ class Facts:
 
 
 def read_facts(host: Host) -> Facts:
-    """Look at this machine; costs a few short-lived child processes. Raises nothing of its own."""
+    """Look at this machine; starts the emulators that it finds, for a moment. Raises nothing of its own."""
     place = cache_place(host.environ, host.uid)
+    host = emulators.look(host, [arch for arch in GUESTS if arch != host.arch], place.base)
     status = _fields("/proc/self/status")
     return Facts(
         arch=host.arch,
@@ -109,6 +112,8 @@ def read_facts(host: Host) -> Facts:
         memory=_read_memory(),
         store=_read_store(place.base, place.reason),
         shm_free=_free("/dev/shm"),
+        binfmt=host.binfmt_denied,
+        emulators=host.emulators,
         zstd=_why_no_decoder(),
         seccomp=int(status.get("Seccomp", "0") or 0),
         no_new_privs=status.get("NoNewPrivs", "0") == "1",
@@ -217,14 +222,8 @@ def _try_confinement(host: Host) -> Confinement:
     def outside() -> dict[str, str | bool]:
         sys_.unshare(sys_.CLONE_NEWPID if root_only else sys_.CLONE_NEWPID | sys_.CLONE_NEWUSER)
         if not root_only:
-            for name, text in (
-                ("setgroups", "deny"),
-                ("uid_map", f"{host.uid} {host.uid} 1\n"),
-                ("gid_map", f"{host.gid} {host.gid} 1\n"),
-            ):
-                with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-                    file.write(text)
-        return _in_child(lambda: _confine(own_binfmt=not root_only))
+            sys_.map_ids((host.uid, host.uid), (host.gid, host.gid))
+        return _in_child(_confine)
 
     value = _in_child(outside)
     return Confinement(
@@ -232,38 +231,22 @@ def _try_confinement(host: Host) -> Confinement:
         hint=str(value.get("hint", "")),
         root_only=root_only,
         shared_proc=bool(value.get("shared_proc")),
-        binfmt=str(value.get("binfmt", "")),
     )
 
 
-def _confine(own_binfmt: bool) -> dict[str, str | bool]:
-    """Be pid 1 of a sandbox without a payload; `own_binfmt`: try whether it can have a binfmt_misc."""
-    flags = sys_.CLONE_NEWNS | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS | sys_.CLONE_NEWNET
-    sys_.unshare(flags)
+def _confine() -> dict[str, str | bool]:
+    """Be pid 1 of a sandbox without a payload."""
+    sys_.unshare(sys_.CLONE_NEWNS | sys_.CLONE_NEWIPC | sys_.CLONE_NEWUTS | sys_.CLONE_NEWNET)
     sys_.sethostname("agent")
-    sandbox.carry_out(
-        [
-            sandbox.EnterRoot(os.path.dirname(os.path.abspath(__file__))),
-            sandbox.Proc(),
-            sandbox.Devices(),
-            sandbox.Tmpfs("/tmp", "1777"),
-        ]
+    steps = (
+        sandbox.EnterRoot(os.path.dirname(os.path.abspath(__file__))),
+        sandbox.Proc(),
+        sandbox.Devices(),
+        sandbox.Tmpfs("/tmp", "1777"),
     )
-    found: dict[str, str | bool] = {"shared_proc": os.readlink("/proc/self") != str(os.getpid())}
-    # The machine's own, which root would get, is left alone.
-    found["binfmt"] = _why_no_binfmt() if own_binfmt else ROOT_ONLY
-    sandbox.carry_out([sandbox.LeaveOldRoot()])
+    sandbox.carry_out([*steps, sandbox.LeaveOldRoot()])
     sys_.drop_privileges()
-    return found
-
-
-def _why_no_binfmt() -> str:
-    try:
-        os.mkdir("/binfmt")
-        sys_.mount("binfmt_misc", "/binfmt", "binfmt_misc")
-    except OSError as error:
-        return error.strerror or f"error {error.errno}"
-    return "" if os.access("/binfmt/register", os.W_OK) else "nothing can be registered in it"
+    return {"shared_proc": os.readlink("/proc/self") != str(os.getpid())}
 
 
 def _in_child(function: Callable[[], dict[str, str | bool]]) -> dict[str, str | bool]:

@@ -8,15 +8,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from rvbundle_runtime.checkup import ROOT_ONLY, Facts, read_facts
+from rvbundle_runtime import binfmt, emulators
+from rvbundle_runtime.checkup import GUESTS, Facts, read_facts
 from rvbundle_runtime.errors import HostError, UsageError
-from rvbundle_runtime.host import read_host
+from rvbundle_runtime.host import Emulator, read_host
+from rvbundle_runtime.launchers import qemu
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 
 # memfd_create(2), and what Debian's glibc for riscv64 is built for.
 _KERNEL_MIN = {"x86_64": (3, 17), "aarch64": (3, 17), "riscv64": (4, 15)}
-_KERNEL_BINFMT = (6, 7)  # since then binfmt_misc can be mounted in a user namespace
 _PAGE = 4096  # bytes: what libraries are laid out for and trimmed by, but for aarch64 (64 KiB)
 _FREE_FAIL, _FREE_WARN = 16 << 20, 512 << 20  # bytes: the store's spare, and an unpacked agent with torch
 _MEMORY_WARN = 512 << 20  # bytes: recipes/cartpole-policy-gradient peaks at 278 MiB (make bench)
@@ -51,6 +52,7 @@ def examine(facts: Facts) -> tuple[Finding, ...]:
         _kernel(facts),
         *_sandbox(facts),
         _binfmt(facts),
+        *_emulators(facts),
         _page_size(facts),
         _addresses(facts),
         *_processors(facts),
@@ -113,6 +115,8 @@ def _engine(facts: Facts) -> str:
 
 def _container_advice(facts: Facts) -> str:
     """Return what to add to an advice where a container's engine may be what denies something."""
+    if facts.namespaces_fix.startswith("sudo sysctl"):  # then the kernel itself has said why
+        return ""
     if _engine(facts):
         return f"; in this container: start it with {_CONTAINERS[facts.container]}"
     if facts.container:
@@ -123,23 +127,50 @@ def _container_advice(facts: Facts) -> str:
 
 
 def _binfmt(facts: Facts) -> Finding:
-    why = facts.confinement.binfmt
-    if not why and not facts.confinement.failed:
-        return Finding(
-            OK, "binfmt", "a sandbox can have a binfmt_misc of its own: children are emulated by the kernel"
-        )
+    if not facts.binfmt:
+        text = "a sandbox can have a binfmt_misc of its own: the kernel emulates children"
+        return Finding(OK, "binfmt", text)
     advice = "nothing: children of emulated agents are started through the emulator by a preloaded library"
-    if facts.confinement.failed:
-        why = "it needs the sandbox"
-    elif why != ROOT_ONLY and _version(facts.kernel) < _KERNEL_BINFMT:
-        why = f"user namespaces have none before Linux 6.7 (this is {facts.kernel})"
-    elif why == _NO_DEVICE:
-        why = "this kernel has no binfmt_misc"
+    if facts.binfmt == binfmt.NO_BINFMT:
         advice = f"sudo modprobe binfmt_misc; or {advice}"
-    return Finding(WARN, "binfmt", f"no binfmt_misc in a sandbox: {why}", advice)
+    return Finding(WARN, "binfmt", f"a sandbox can have no binfmt_misc of its own: {facts.binfmt}", advice)
 
 
-_NO_DEVICE = "No such device"  # ENODEV of mount(2): the file system's type is not known
+def _emulators(facts: Facts) -> Iterator[Finding]:
+    """Judge what emulates other machines; one that fails matters only where no other does its work."""
+    for guest in GUESTS:
+        found = [emulator for emulator in facts.emulators if emulator.guest == guest]
+        works = any(not emulator.probe for emulator in found)
+        for emulator in found:
+            text = f"{guest}: {emulator.path}"
+            if not emulator.probe:
+                yield Finding(OK, "emulators", f"{text}, version {emulator.version}, passes its probe")
+            elif works:
+                yield Finding(OK, "emulators", f"{text} {emulator.probe}: not used")
+            else:
+                yield Finding(WARN, "emulators", f"{text} {emulator.probe}", _emulator_advice(emulator))
+        if not found and guest != facts.arch:
+            yield _no_emulator(facts, guest)
+
+
+def _no_emulator(facts: Facts, guest: str) -> Finding:
+    # Images have a payload for x86-64 before they have one for anything else.
+    if guest == "x86_64":
+        text = f"{guest}: none: images without a payload for {facts.arch} can't run"
+        return Finding(WARN, "emulators", text, _INSTALL)
+    return Finding(OK, "emulators", f"{guest}: none, and none is needed for payloads of {facts.arch}")
+
+
+_INSTALL = (
+    f"install QEMU's user mode, version {'.'.join(map(str, qemu.OLDEST))} or newer, as a static program "
+    "(Debian 13: apt install qemu-user), or name a folder that has one: RVBUNDLE_EMULATORS=FOLDER"
+)
+
+
+def _emulator_advice(emulator: Emulator) -> str:
+    if emulator.probe == emulators.NOT_EXECUTABLE:
+        return f"chmod +x {emulator.path}"
+    return _INSTALL
 
 
 def _page_size(facts: Facts) -> Finding:

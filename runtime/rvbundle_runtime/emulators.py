@@ -22,6 +22,7 @@ FOLDER_VARIABLE = "RVBUNDLE_EMULATORS"  # a folder that is looked into before PA
 NO_BINFMT_VARIABLE = "RVBUNDLE_NO_BINFMT"  # "1": as on a kernel without binfmt_misc in user namespaces
 # A program of a dozen system calls; far more than it takes even where the emulator is emulated itself.
 PROBE_SECONDS = 10.0
+NOT_EXECUTABLE = "is not executable"
 _LIBS = ".libs"  # NAME.libs beside an emulator NAME holds its ld.so and its libraries, all that it needs
 _NATIVE = Path(__file__).parent / "native"
 _PROBE = "probe"
@@ -77,7 +78,7 @@ def candidates(guest: str, environ: Mapping[str, str]) -> list[tuple[str, str]]:
 def examine(emulator: Emulator, host: Host) -> Emulator:
     """Return `emulator` with its version, the libraries that it needs, and what went wrong in its probe."""
     if not os.access(emulator.path, os.X_OK):
-        return replace(emulator, probe="is not executable")
+        return replace(emulator, probe=NOT_EXECUTABLE)
     header = read_program(emulator.path)
     if header and header.interpreter and emulator.kind == box64.name:
         emulator = _find_libraries(emulator, header.interpreter)

@@ -30,6 +30,8 @@ HELP = {
     "--memory": "limit each process's data, such as 2g",
     "--cold": "the cold pack, if it is neither inside nor beside this file",
     "--record": "write what had to be restored, for the next build",
+    "--payload": "take this payload, whatever the machine is",
+    "--emulator": "what runs a payload for another machine",
     "--network": "give the agent the network",
     "--no-network": "take it away, whatever the recipe says",
     "--no-cwd": "start in an empty folder instead of the current one",
@@ -85,7 +87,8 @@ def _start(started: Started, words: Sequence[str]) -> int:
 
 
 def _options(request: Request, image: Path) -> RunOptions:
-    return parse_run([*request.options, str(image), "--", *request.arguments])
+    word = os.path.join(".", image) if str(image).startswith("-") else str(image)
+    return parse_run([*request.options, word, "--", *request.arguments])
 
 
 def split(words: Sequence[str]) -> Request:

@@ -23,6 +23,9 @@ from rvbundle_runtime import absent
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime.image import Reader
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.emulation.hosts import make_host, on_host
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 AGENT = REPOSITORY / "recipes" / "cartpole-policy-gradient"
 SB3 = REPOSITORY / "recipes" / "sb3-ppo"
@@ -100,31 +103,35 @@ def first_line(bench: Bench, command: list[str], **env: str) -> float:
     return seconds
 
 
+SHORT, LONG = 2, 120  # episodes
+
+
 def training(bench: Bench, command: list[str]) -> float:
-    """Return the seconds that the agent says its training took; note its peak memory."""
+    """Return the seconds that LONG - SHORT episodes take, of two whole runs; note the peak memory."""
+    return whole_run(bench, command, LONG) - whole_run(bench, command, SHORT)
+
+
+def whole_run(bench: Bench, command: list[str], episodes: int) -> float:
+    """Return the seconds that a run takes from start to end; note its peak memory if it is a long one."""
+    started = time.monotonic()
     process = subprocess.Popen(
-        [*command, "--episodes", "120"],
+        [*command, "--episodes", str(episodes)],
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+        stderr=subprocess.DEVNULL,
         env=bench.env,
         cwd=bench.scratch(),
     )
-    assert process.stderr
-    text = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
-    match = re.search(r"training took ([\d.]+) s", text)
-    assert status == 0, text
-    assert match, text
-    bench.peaks.setdefault(command[0], []).append(usage.ru_maxrss << 10)  # of the largest process below it
-    return float(match.group(1))
+    seconds = time.monotonic() - started
+    assert status == 0, command
+    if episodes == LONG:
+        peak = usage.ru_maxrss << 10  # of the largest process below it
+        bench.peaks.setdefault(command[0], []).append(peak)
+    return seconds
 
 
 def pairs(bench: Bench, measure: Callable[[list[str]], float]) -> tuple[float, float, float]:
-    """Measure venv and image alternately; return medians of both, and the ratio of their means.
-
-    (Of the means: what an agent prints has steps of a twentieth, which medians would jump between.)
-    """
+    """Measure venv and image alternately; return medians of both, and the ratio of their means."""
     plain, packed = [], []
     for number in range(bench.pairs):
         order = [(plain, bench.in_venv()), (packed, bench.in_image())]
@@ -173,12 +180,8 @@ def kept_rows(bench: Bench) -> list[Row]:
     about = report["details"]["trimmed"][report["payloads"][0]["arch"]][TORCH]
     text = next(row for row in about["sections"] if row[0] == ".text")
     share = text[3] / text[2]
-    bench.rvbundle("run", bench.image, "--", "--episodes", "1")  # unpacked, the table can be read
-    (table,) = (bench.work / "cache" / "store").glob(f"{report['identity']}-*/root/{absent.TABLE}")
-    library = next(x for x in absent.load(table.read_bytes()) if x.path == TORCH)
-    code = max(library.segments, key=lambda s: s.size if s.protection & 4 else 0)
-    gone = sum(min(b, code.vaddr + code.size) - max(a, code.vaddr) for a, b in code.ranges)
-    kept = (code.size - gone) / code.size
+    code, gone = _code_of(bench.image, TORCH)
+    kept = (code - gone) / code
     bench.rvbundle("build", shutil.copytree(SB3, bench.work / "sb3"), "-o", bench.work / "out")
     (sb3,) = (p for p in (bench.work / "out").glob("sb3-*.rvb") if not p.name.endswith(".cold.rvb"))
     size = sb3.stat().st_size
@@ -193,7 +196,7 @@ def kept_rows(bench: Bench) -> list[Row]:
         Row(
             "its read/execute segment kept",
             "18 %",
-            f"{kept:.1%} of {code.size / MB:.0f} MB",
+            f"{kept:.1%} of {code / MB:.0f} MB",
             kept <= 0.18,
         ),
     ]
@@ -295,7 +298,7 @@ def run_rows(bench: Bench) -> list[Row]:
             unpacked <= plain + 3,
         ),
         Row(
-            "training, 120 episodes",
+            f"training, {LONG - SHORT} episodes",
             "within 2 %",
             f"{train_packed:.2f} s (venv {train_plain:.2f} s, ratio of means {ratio:.3f})",
             ratio <= 1.02,
@@ -310,16 +313,158 @@ def _memory_row(bench: Bench) -> Row:
     return Row("peak memory of that training", "not more", text, packed <= plain)
 
 
+RISCV64 = "riscv64"
+RISCV_TORCH = f"usr/lib/{RISCV64}-linux-gnu/libtorch_cpu.so.2.6"
+# What a build keeps of a payload for RISC-V, but for the packages themselves.
+RISCV_STAGES = ("debian", "freeze", "agent", "trace")
+
+
+def riscv_rows(bench: Bench) -> list[Row]:
+    """Measure the payload for RISC-V and its self-running files."""
+    recipe, out = bench.agent / "riscv64.toml", bench.work / "riscv"
+    alone = ("--payload", RISCV64)
+    bench.rvbundle("build", recipe, "-o", out, *alone)  # what is downloaded
+    stages = bench.work / "cache" / "build"
+    for name in (*(f"{stage}-{RISCV64}" for stage in RISCV_STAGES), "image", "frames", "host-python"):
+        shutil.rmtree(stages / name, ignore_errors=True)
+    started = time.monotonic()
+    bench.rvbundle("build", recipe, "-o", out, *alone)
+    seconds = time.monotonic() - started
+    image = out / f"{STEM}.rvb"
+    bare = image.stat().st_size
+    code, gone = _code_of(image, RISCV_TORCH)
+    kept = (code - gone) / code
+    native = _run_file(bench, recipe, *alone, "--emulators", "none")
+    both = _run_file(bench, recipe, "--emulators", "always")
+    return [
+        Row("building the riscv64 payload, downloads cached", "300 s", f"{seconds:.0f} s", seconds <= 300),
+        Row(
+            "its libtorch_cpu.so: read/execute bytes kept",
+            "22 %",
+            f"{kept:.1%} of {code / MB:.0f} MB",
+            kept <= 0.22,
+        ),
+        Row(
+            "bootstrap for riscv64, no emulators",
+            "8 MB",
+            f"{(native - bare) / MB:.1f} MB",
+            native - bare <= 8 * MB,
+        ),
+        Row(".run for riscv64, native payload", "40 MB", f"{native / MB:.1f} MB", native <= 40 * MB),
+        Row(".run with x86-64 payload and qemu too", "75 MB", f"{both / MB:.1f} MB", both <= 75 * MB),
+    ]
+
+
+def _code_of(image: Path, library: str) -> tuple[int, int]:
+    """Return the bytes of a library's largest executable segment, and how many of them are absent."""
+    with Reader(image) as reader:
+        (payload,) = reader.index().payloads
+        (entry,) = (e for e in payload.entries if e.path == absent.TABLE)
+        table = absent.load(reader.read_blob(entry.blob))
+    (found,) = (x for x in table if x.path == library)
+    code = max(found.segments, key=lambda s: s.size if s.protection & 4 else 0)
+    gone = sum(min(b, code.vaddr + code.size) - max(a, code.vaddr) for a, b in code.ranges)
+    return code.size, gone
+
+
+def _run_file(bench: Bench, recipe: Path, *options: str) -> int:
+    """Build a self-running file for RISC-V with its cold pack beside it; return its size in bytes."""
+    out = bench.scratch()
+    bench.rvbundle("build", recipe, "-o", out, "--self-running", RISCV64, "--cold", "separate", *options)
+    return (out / f"{STEM}.run").stat().st_size
+
+
+EMULATED_PAIRS = 3
+EPISODES = 30
+
+
+def emulated_rows(bench: Bench) -> list[Row]:
+    """Measure an emulated training, image against venv, under the same qemu."""
+    (folder,) = (bench.work / "cache" / "build" / "emulators").glob("*/root/usr/bin")
+    qemu = folder / f"qemu-{platform.machine()}"
+    plain_words = [str(qemu), *bench.in_venv()]
+    bench.env["RVBUNDLE_EMULATORS"] = str(folder)
+    run = [sys.executable, "-m", "rvbundle", "run", "--emulator", "qemu", "--payload", platform.machine()]
+    packed_words = [*run, str(bench.image)]
+    plain, packed = [], []
+    for number in range(EMULATED_PAIRS):
+        order = [(plain, plain_words), (packed, packed_words)]
+        for results, command in order if number % 2 else reversed(order):
+            results.append(whole_run(bench, command, EPISODES))
+    ratio = statistics.median(packed) / statistics.median(plain)
+    text = f"{statistics.median(packed):.0f} s (venv {statistics.median(plain):.0f} s, ratio {ratio:.2f})"
+    return [Row(f"emulated: {EPISODES} episodes, start to end", "venv × 1.0", text, ratio <= 1.0)]
+
+
+# Starts a shell in the image in place of the agent: its end is that of the launcher's work.
+SHELL = """
+import sys
+from rvbundle_runtime import launch
+from rvbundle_runtime.host import cache_place, read_host
+from rvbundle_runtime.options import parse_run
+host = read_host()
+place = cache_place(host.environ, host.uid)
+sys.exit(launch.run(host, parse_run([sys.argv[1]]), place, entry=("/usr/bin/sh", "-c", ":")))
+"""
+
+
+def launcher_rows(bench: Bench) -> list[Row]:
+    """Measure a warm start's own part: a whole run of a program that does nothing, natively."""
+    times = []
+    for _ in range(21):
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-c", SHELL, bench.image], env=bench.env, check=True)
+        times.append(time.monotonic() - started)
+    median = statistics.median(times) * 1000
+    return [Row("launcher, warm, native, its own end included", "120 ms", f"{median:.0f} ms", median <= 120)]
+
+
+def riscv_launcher_rows(bench: Bench) -> list[Row]:
+    """Measure a warm start of a self-running file on a riscv64 host, less the same Python without it."""
+    recipe = REPOSITORY / "recipes" / "tabular-q" / "riscv64.toml"
+    out = bench.scratch()
+    bench.rvbundle("build", recipe, "-o", out, "--payload", RISCV64, "--self-running", RISCV64)
+    (folder,) = (bench.work / "cache" / "build" / "emulators").glob("*/root/usr/bin")
+    host = make_host(bench.scratch(), bench.work / "cache")
+    (file,) = out.glob("*.run")
+    shutil.copy2(file, host / "srv/x.run")
+    launched = ["/srv/x.run", "--episodes", "1"]
+    on_host(host, folder, *launched)
+    (root,) = (host / "var/tmp").glob("rvbundle-*/store/*/root")
+    inside = "/" + str(root.relative_to(host))
+    plain_words = ["/bin/chroot", inside, "/usr/bin/python3", "/app/train.py", "--episodes", "1"]
+    plain, launch = [], []
+    for _ in range(5):
+        for results, words in ((plain, plain_words), (launch, launched)):
+            started = time.monotonic()
+            done = on_host(host, folder, *words)
+            assert done.returncode == 0, done.stderr
+            results.append(time.monotonic() - started)
+    seconds = statistics.median(launch) - statistics.median(plain)
+    return [Row("launcher, warm, on riscv64 under qemu-riscv64", "report", f"{seconds:.1f} s", met=True)]
+
+
+PARTS: dict[str, tuple[Callable[[Bench], list[Row]], ...]] = {
+    "image": (build_rows, run_rows, page_rows, changed_rows, kept_rows),
+    "riscv": (launcher_rows, riscv_rows, emulated_rows, riscv_launcher_rows),
+}
+
+
 def main() -> None:
     """Run everything and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=7, help="how often each pair is measured")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this part; repeatable")
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="rvbundle-bench-") as work:
         bench = Bench(Path(work), options.pairs)
         bench.make_venv()
-        rows = build_rows(bench) + run_rows(bench) + page_rows(bench) + changed_rows(bench) + kept_rows(bench)
+        parts = options.part or list(PARTS)
+        if "image" not in parts:
+            bench.rvbundle("build", bench.agent, "-o", bench.work / "out")
+            bench.rvbundle("run", bench.image, "--", "--episodes", "1")
+        rows = [row for part in parts for measure in PARTS[part] for row in measure(bench)]
     print(f"Measured on {cores} cores, {platform.machine()}, Python {platform.python_version()}.\n")
     print("| what | bar | measured | |")
     print("|---|---|---|---|")

@@ -9,8 +9,9 @@ from rvbundle import debian, hostpython
 from rvbundle.stages import StageCache
 from tests.conftest import TEST_CACHE, build
 
+from .hosts import SUITE
+
 HERE = Path(__file__).resolve().parent
-SUITE = "trixie"  # its QEMU is new enough, and static
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,25 +20,16 @@ from .machine import Board, Job, Outcome, Session
 
 pytestmark = pytest.mark.torch
 LOGS = Path(os.environ.get("RVBUNDLE_MACHINE_LOG", machine.WORK))
-NATIVE = '\n[payloads]\nriscv64 = "debian:trixie"\n'
 Q, POLE = "tabular-q-1.0.0.run", "cartpole-policy-gradient-1.0.0.run"
 Q_ARGUMENTS = ["--episodes", "300", "--seed", "1", "--evaluate"]
 Q_WORDS = " ".join(Q_ARGUMENTS)
 
 
-def build(recipe: str, folder: Path, native: bool) -> Path:
-    """Build a recipe's self-running file for riscv64, with a payload for riscv64 or just one for x86-64."""
-    source = folder / recipe
-    shutil.copytree(RECIPES / recipe, source)
-    toml = (source / "recipe.toml").read_text()
-    assert "riscv64" not in tomllib.loads(toml).get("payloads", {})
-    (source / "recipe.toml").write_text(toml + (NATIVE if native else ""))
-    out = folder / "out"
-    done = run_cli(
-        "build", source / "recipe.toml", "--self-running", "riscv64", "--output", out, timeout=3600
-    )
+def build(recipe: Path, folder: Path) -> Path:
+    """Build a recipe's self-running file for riscv64."""
+    done = run_cli("build", recipe, "--self-running", "riscv64", "--output", folder, timeout=3600)
     assert done.code == 0, done.err
-    return next(out.glob(f"{recipe}-*.run"))
+    return next(folder.glob(f"{recipe.parent.name}-*.run"))
 
 
 @pytest.fixture(scope="session")
@@ -50,15 +40,19 @@ def parts() -> machine.Parts:
 
 @pytest.fixture(scope="session")
 def native(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The self-running files of both agents, with native payloads."""
+    """The self-running files of both agents, with payloads for riscv64 and x86-64."""
     folder = tmp_path_factory.mktemp("native")
-    return [build("tabular-q", folder, True), build("cartpole-policy-gradient", folder, True)]
+    recipe = Path(shutil.copytree(RECIPES / "tabular-q", folder / "tabular-q")) / "recipe.toml"
+    with recipe.open("a") as file:
+        file.write('\n[payloads]\nriscv64 = "debian:trixie"\n')
+    pole = RECIPES / "cartpole-policy-gradient" / "riscv64.toml"
+    return [build(recipe, folder / "out"), build(pole, folder / "out")]
 
 
 @pytest.fixture(scope="session")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A self-running file for riscv64 that holds a payload for x86-64, and so an emulator."""
-    found = build("tabular-q", tmp_path_factory.mktemp("foreign"), False)
+    """A self-running file for riscv64 that holds just a payload for x86-64, and so an emulator."""
+    found = build(RECIPES / "tabular-q" / "recipe.toml", tmp_path_factory.mktemp("foreign"))
     return found.rename(found.with_name("foreign.run"))
 
 
@@ -83,6 +77,14 @@ def boot(
 
 
 @pytest.fixture(scope="session")
+def actions(native: list[Path]) -> str:
+    """What the shipped checkpoint of cartpole-policy-gradient does on 200 observations, on this machine."""
+    done = run_cli("run", native[1], "--", "--actions", "200")
+    assert re.fullmatch("[01]{200}\n", done.out), done.err
+    return done.out.strip()
+
+
+@pytest.fixture(scope="session")
 def board(parts: machine.Parts, native: list[Path], foreign: Path) -> Session:
     """A board with Sv39 addresses and no vectors (like a VisionFive 2), its root on a disk."""
     jobs = [
@@ -95,6 +97,7 @@ def board(parts: machine.Parts, native: list[Path], foreign: Path) -> Session:
         Job("q-foreign", f"cd; /media/foreign.run {Q_WORDS}", limit=1200),
         Job("explain", f"/media/{POLE} --rvbundle-explain"),
         Job("evaluate", f"cd; cp /media/{POLE} .; ./{POLE} --evaluate --evaluation-episodes 2", limit=1200),
+        Job("actions", f"cd; ./{POLE} --actions 200"),
         Job("train", f"cd; ./{POLE} --episodes 6 --out runs; ls -l runs/policy.pt; cat runs/rewards.csv"),
         Job("resume", f"cd; ./{POLE} --resume runs/policy.pt --episodes 2 --out runs --evaluate-after 1"),
     ]
@@ -107,6 +110,7 @@ def vectors(parts: machine.Parts, native: list[Path]) -> Session:
     jobs = [
         Job("facts", "grep -m 1 ^isa /proc/cpuinfo"),
         Job("evaluate", f"cd; /media/{POLE} --evaluate --evaluation-episodes 2", limit=1200),
+        Job("actions", f"cd; /media/{POLE} --actions 200"),
     ]
     return boot(parts, "vectors", native, jobs, Board(cpu="rv64,sv48=off,sv57=off,v=true,vlen=256"))
 
@@ -193,6 +197,11 @@ def test_evaluation_of_the_shipped_checkpoint(board: Session) -> None:
 
 def test_evaluation_with_vectors(vectors: Session) -> None:
     assert "mean return 500.00 in 2 evaluation episodes" in succeeded(vectors, "evaluate").output
+
+
+def test_actions_are_those_of_x86_64(board: Session, vectors: Session, actions: str) -> None:
+    for session in (board, vectors):
+        assert actions in succeeded(session, "actions").output.splitlines()
 
 
 def test_training(board: Session) -> None:

@@ -257,6 +257,81 @@ def test_every_byte_of_a_large_library(payload, how):
     assert len(pager.requests) > 10
 
 
+NUMBERS = """
+    __attribute__((aligned(4096))) const unsigned numbers[400 * 1024] = {[0 ... 400 * 1024 - 2] = 7, 1};
+    __attribute__((aligned(4096))) const unsigned *find(void) { return numbers; }
+"""
+READ = """
+    extern const unsigned *find(void);
+    pthread_barrier_t barrier;
+    static void *work(void *start) {
+        long sum = 0;
+        const unsigned *numbers = find();
+        for (long i = 0; i < 398; i++) { /* all threads the same pages, or each others */
+            if (i % 16 == 0) pthread_barrier_wait(&barrier);
+            sum += numbers[(1 + (i + (long)start) % 398) * 1024 + i];
+        }
+        return (void *)sum;
+    }
+    int main(int n, char **a) {
+        pthread_t t[16]; void *sum;
+        pthread_barrier_init(&barrier, 0, 16);
+        for (long i = 0; i < 16; i++) pthread_create(&t[i], 0, work, (void *)(i * atoi(a[1])));
+        for (int i = 0; i < 16; i++) { pthread_join(t[i], &sum); if ((long)sum != 398 * 7) return 2; }
+        return find()[0] != 7 || find()[400 * 1024 - 1] != 1;
+    }"""
+
+
+@pytest.fixture(params=["separate-code", pytest.param("noseparate-code", marks=ONLY_NATIVE)])
+def numbers(request, payload) -> int:
+    """A library whose table of numbers is absent but for its ends; the table's first page."""
+    path = payload.library("libtoy.so", 100, NUMBERS, f"-Wl,-z,{request.param}")
+    first = payload.symbols()["numbers"]
+    payload.trim(path, set(range(first + 1, first + 399)))
+    absent = [s for s in payload.absent["usr/lib/libtoy.so"].segments if s.ranges]
+    assert [s.protection for s in absent] == [5 if request.param == "noseparate-code" else 1]
+    assert absent[0].ranges == (((first + 1) * PAGE, (first + 399) * PAGE),)
+    return first
+
+
+@pytest.mark.parametrize("how", [store, send])
+@pytest.mark.parametrize("stride", [0, 25])
+def test_constants_are_restored_for_many_threads(payload, lookup, numbers, how, stride):
+    program = payload.program(READ)
+    pager = payload.serve(how)
+    payload.run(program, str(stride))
+    runs = {payload.offset(page) // RUN for page in range(numbers + 1, numbers + 399)}
+    assert {offset // RUN for _, offset, _ in pager.requests} == runs
+    payload.stop()
+    if how is store:
+        payload.run(program, str(stride))
+        compare_all(payload, payload.folder / "libtoy.so")
+
+
+def test_message_for_constants(payload, numbers):
+    program = payload.program("""
+        extern const unsigned *find(void);
+        int main(void) { return find()[1024 * 200 + 3] != 7; }""")
+    address = (numbers + 200) * PAGE + 12
+    place = f", near numbers+{200 * PAGE + 12:#x} (address {address:#x}): {ABSENT}"
+    assert payload.message(program) == f"{needs('libtoy.so', place)}\n{HINT}"
+
+
+def test_system_calls_can_not_restore_constants(payload, numbers):
+    """They fail, and only a read by the program itself mends it: see docs/trimming.md."""
+    payload.serve()
+    payload.run(
+        payload.program("""
+            extern const unsigned *find(void);
+            int main(void) {
+                const unsigned *page = find() + 1024 * 200;
+                int pipes[2];
+                if (pipe(pipes) || write(pipes[1], page, 9) != -1 || errno != EFAULT) return 1;
+                return *(volatile const unsigned *)page != 7 || write(pipes[1], page, 9) != 9;
+            }""")
+    )
+
+
 def test_errno_is_kept(payload):
     payload.trimmed()
     payload.serve()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +114,170 @@ def test_path_is_canonical(toys):
     program = toys.program("int main(int n, char **a) { return !dlopen(a[1], RTLD_NOW); }", "-ldl")
     toys.run(program, f"{toys.folder}/link/../{toys.folder.name}/libtoy.so")
     assert toys.record_path().exists()
+
+
+# ---- constants that the build lists ----
+
+TABLE = 40  # pages
+# By a function: were the program to name the constants, ld.so would copy all of them (R_X86_64_COPY).
+NUMBERS = f"""
+    __attribute__((aligned(4096))) const unsigned char numbers[{TABLE} * 4096] = {{
+        [0 ... {TABLE} * 4096 - 1] = 7}};
+    const char text[] = "{"x" * 9000}";
+    __attribute__((aligned(4096))) const void *find(int what) {{ return what ? text : (void *)numbers; }}
+"""
+READ = """
+    extern const char *find(int);
+    int main(int n, char **a) {
+        int sum = 0;
+        for (int i = 1; i < n; i++) sum += find(0)[atoi(a[i]) * 4096 + 5];
+        if (write(1, find(1), 9) != 9) return 1;
+        printf("%d", sum + f3(1));
+        return 0;
+    }"""
+LAYOUTS = pytest.mark.parametrize(
+    "layout", ["separate-code", pytest.param("noseparate-code", marks=ONLY_NATIVE)]
+)
+
+
+def list_constants(toys: TracerToys, content: str, name: str = "libtoy.so") -> Path:
+    path = toys.pages / "constants" / toys.record_path(name).name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content.encode())
+    return path
+
+
+@LAYOUTS
+def test_exactly_the_listed_constants_are_watched(toys, layout):
+    """In a segment of their own, and in one with code as on Debian's riscv64."""
+    toys.library("libtoy.so", FUNCTIONS, NUMBERS, f"-Wl,-z,{layout}")
+    program = toys.program(READ)
+    first, text = (toys.symbols()[name] for name in ("numbers", "text"))
+    toys.run(program)
+    before = read_record(toys.record_path())
+    toys.record_path().unlink()
+
+    list_constants(toys, f"{first + 2}-{first + 9} {first + 20} {first + 30}-{first + 31}\n")
+    listed = {*range(2, 10), 20, 30, 31}
+    assert toys.run(program, "0", "4", "9", "9", "20", "25") == "x" * 9 + "46"
+    assert toys.run(program, "31", "5") == "x" * 9 + "18"
+    record = read_record(toys.record_path())
+    assert not toys.skipped()
+    assert {i for i in range(TABLE) if record.watched[first + i - record.first]} == listed
+    assert {i for i in listed if record.touched[first + i - record.first]} == {4, 5, 9, 20, 31}
+    assert not record.watched[text - record.first + 1]
+    others = [i for i in range(len(record.watched)) if i + record.first - first not in listed]
+    assert [record.watched[i] for i in others] == [before.watched[i] for i in others]
+    assert toys.touched() == names(3)
+
+
+def test_system_calls_fail_on_watched_constants(toys):
+    """Which is why no page with text may be listed."""
+    toys.library("libtoy.so", FUNCTIONS, NUMBERS)
+    program = toys.program("""
+        extern const char *find(int);
+        int main(void) {
+            const char *page = find(0) + 5 * 4096;
+            if (write(1, page, 9) != -1 || errno != EFAULT) return 1;
+            return *page != 7 || write(1, page, 9) != 9;
+        }""")
+    first = toys.symbols()["numbers"]
+    list_constants(toys, f"{first + 5}\n")
+    toys.run(program)
+
+
+def test_list_of_a_library_that_is_closed_and_opened(toys):
+    path = toys.library("libtoy.so", FUNCTIONS, NUMBERS)
+    program = toys.program(
+        """
+        int main(int n, char **a) {
+            for (int i = 0; i < 4; i++) {
+                void *h = dlopen(a[1], RTLD_NOW);
+                if (((volatile unsigned char *)dlsym(h, "numbers"))[(10 + i) * 4096] != 7) return 1;
+                dlclose(h);
+            }
+            return 0;
+        }""",
+        "-ldl",
+    )
+    first = toys.symbols()["numbers"]
+    list_constants(toys, f"{first + 1}-{first + TABLE - 2}\n")
+    toys.run(program, path)
+    record = read_record(toys.record_path())
+    listed = range(1, TABLE - 1)
+    assert {i for i in listed if record.touched[first + i - record.first]} == {10, 11, 12, 13}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "\n", "{0}", "{0} {3}", "{0} \n", " {0}\n", "{0}\n\n", "{0}\0\n", "{0}\n{3}\n",
+        "{3} {0}\n", "{0} {0}\n", "{3}-{0}\n", "{0}-{3}-{4}\n", "{0}-\n", "-{0}\n", "{0}--{3}\n",
+        "{0},{3}\n", "{0}  {3}\n", "{0}x\n", "pages\n", "99999999999999999999999\n",
+        "{0}-18446744073709551617\n",
+    ],
+)  # fmt: skip
+def test_malformed_list_of_constants(toys, content):
+    path = toys.library("libtoy.so", FUNCTIONS, NUMBERS)
+    program = toys.program(READ)
+    first = toys.symbols()["numbers"]
+    list_constants(toys, content.format(*range(first, first + TABLE)))
+    assert toys.run(program, "1") == "x" * 9 + "11"
+    assert toys.skipped() == {str(path): "the list of its constants is malformed"}
+    assert not toys.record_path().exists()
+
+
+@LAYOUTS
+def test_list_of_constants_of_another_library(toys, layout):
+    """Pages of code, of data, of none, and such that only some bytes of constants are on."""
+    extra = (
+        f'const char a[] = "at one end"; {NUMBERS} const char b[] = "or the other"; int data[5000] = {{1}};'
+    )
+    path = toys.library("libtoy.so", FUNCTIONS, extra, f"-Wl,-z,{layout}")
+    program = toys.program(READ)
+    sections = subprocess.check_output(["readelf", "-SW", path], text=True)
+    line = next(s for s in sections.splitlines() if " .rodata " in s)
+    address, _, size = (int(x, 16) for x in line.split(" .rodata ")[1].split()[1:4])
+    end = (address + size) // 4096
+    assert (address + size) % 4096
+    symbols = toys.symbols()
+    for pages in (
+        str(symbols["f5"]),
+        str(symbols["data"] + 1),
+        "0",
+        str(end),
+        f"{end - 1}-{end}",
+        f"{end - 2} {end + 1000}",
+        f"{address // 4096 - 1}-{end - 1}",
+        "4294967295-4294967295",
+    ):
+        (toys.pages / "skipped").unlink(missing_ok=True)
+        list_constants(toys, f"{pages}\n")
+        assert toys.run(program, "1") == "x" * 9 + "11"
+        reason = "malformed" if pages.startswith("4294967295") else "of another library"
+        assert toys.skipped() == {str(path): f"the list of its constants is {reason}"}, pages
+        assert not toys.record_path().exists()
+
+
+def test_lists_of_constants_that_can_not_be_read(toys):
+    path = toys.library("libtoy.so", FUNCTIONS, NUMBERS)
+    program = toys.program(READ)
+    listed = list_constants(toys, "1 " * 200_000)
+    toys.run(program)
+    assert toys.skipped() == {str(path): "the list of its constants is too long"}
+    for unreadable in (listed, listed.parent):
+        (toys.pages / "skipped").unlink()
+        listed.unlink()
+        if unreadable is listed:
+            listed.mkdir()
+        else:
+            listed.parent.rmdir()
+            unreadable.touch()
+        toys.run(program)
+        assert toys.skipped() == {str(path): "cannot read the list of its constants"}
+        if unreadable is listed:
+            listed.rmdir()
+            listed.touch()
 
 
 # ---- what is skipped ----
@@ -353,6 +518,26 @@ def test_kernel_with_64k_pages(toys, tmp_path_factory):
         page = symbols[f"f{i}"]
         assert record.watched[page - record.first]
         assert record.touched[page - record.first] == (page // 16 == symbols["f40"] // 16)
+
+
+def test_constants_on_a_kernel_with_64k_pages(toys, tmp_path_factory):
+    """Only kernel pages of which all parts are listed."""
+    out = tmp_path_factory.mktemp("grain")
+    zig_build(out, [TARGET[MACHINE]], ["-DTEST_GRAIN=65536"])
+    toys.tracer = out / MACHINE / "tracer.so"
+    numbers = NUMBERS.replace(f"{TABLE} *", "100 *")
+    toys.library("libtoy.so", FUNCTIONS, numbers, "-Wl,-z,max-page-size=65536")
+    program = toys.program(READ)
+    first = toys.symbols()["numbers"]
+    list_constants(toys, f"{first + 1}-{first + 97}\n")
+    page = -(-(first + 20) // 16) * 16
+    toys.run(program, str(page - first + 3))
+    record = read_record(toys.record_path())
+    listed = range(first + 1, first + 98)
+    for i in range(first, first + 98):
+        whole = all(n in listed for n in range(i // 16 * 16, i // 16 * 16 + 16))
+        assert record.watched[i - record.first] == whole, i - first
+        assert record.touched[i - record.first] == (not whole or i // 16 == page // 16), i - first
 
 
 def test_all_targets(tmp_path):

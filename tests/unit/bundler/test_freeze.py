@@ -3,7 +3,8 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from rvbundle import freeze
 from rvbundle.compiler import Job, compile_sources
 from rvbundle.contents import contents
 from rvbundle.environment import Interpreter
+from rvbundle.foreign import PACKAGES, Distribution, ForeignEnvironment
 from rvbundle.freeze import Frozen, FrozenFile, load, plugins, role_of
+from rvbundle.licences import DebianPackage
 from rvbundle.pack import Item
 from rvbundle.split import COLD_LIST, Placed, Split
 from rvbundle.stage_agent import StagedAgent, start_words
@@ -418,3 +421,166 @@ def test_start_of_a_function(tmp_path: Path) -> None:
     assert "from pkg.main import run\n" in text
     assert "sys.exit(run())" in text
     shutil.rmtree(tmp_path / "out")
+
+
+PYTHON_313 = Interpreter(Path(sys.executable), "3.13.5", "3.13", Path("/s"), Path("/b"), "cpython-313", False)
+LIBDIR = "usr/lib/riscv64-linux-gnu"
+SITE_313 = "usr/lib/python3.13/site-packages"
+THEIRS = {  # {path: (package, content or "-> " and a link's target)}
+    f"{LIBDIR}/libc.so.6": ("libc6", "libc"),
+    f"{LIBDIR}/libtorch.so.2.6": ("libtorch2.6", "-> libtorch.so.2.6.0"),
+    f"{LIBDIR}/libtorch.so.2.6.0": ("libtorch2.6", "\x7fELF torch"),
+    "usr/bin/python3.13": ("python3.13-minimal", "\x7fELF python"),
+    "usr/bin/dash": ("dash", "\x7fELF dash"),
+    "usr/share/numpy/version.txt": ("python3-numpy", "2.2.4"),
+    f"{PACKAGES}/numpy/__init__.py": ("python3-numpy", "import numpy._core"),
+    f"{PACKAGES}/numpy/tool": ("python3-numpy", "#!/bin/sh"),
+    f"{PACKAGES}/numpy/include": ("python3-numpy", "-> ../../../include/numpy"),
+    f"{PACKAGES}/numpy/lib": ("python3-numpy", "-> ../../../riscv64-linux-gnu"),
+    f"{PACKAGES}/numpy/version.txt": ("python3-numpy", "-> ../../../../share/numpy/version.txt"),
+    f"{PACKAGES}/numpy/same.py": ("python3-numpy", "-> __init__.py"),
+    f"{PACKAGES}/numpy/__pycache__/x.cpython-313.pyc": ("python3-numpy", "never"),
+    f"{PACKAGES}/numpy-2.2.4.dist-info/METADATA": ("python3-numpy", "Name: numpy"),
+    f"{PACKAGES}/torch/lib/libtorch.so": (
+        "python3-torch",
+        "-> ../../../../riscv64-linux-gnu/libtorch.so.2.6",
+    ),
+    f"{PACKAGES}/torch/test": ("python3-torch", "-> ../../../libtorch-test"),
+    f"{PACKAGES}/certs.pem": ("python3-certs", "-> /etc/hostname"),
+    f"{PACKAGES}/cloudpickle/old.py": ("python3-cloudpickle", "old"),
+    f"{PACKAGES}/bs4/__init__.py": ("python3-bs4", "old"),
+    f"{PACKAGES}/beautifulsoup4-4.13.dist-info/METADATA": ("python3-bs4", "Name: beautifulsoup4"),
+    f"{PACKAGES}/Zope.Event-5.0-py3.13.egg-info/PKG-INFO": ("python3-zope", "Name: zope.event"),
+    f"{PACKAGES}/zope/event.py": ("python3-zope", "old"),
+}
+
+
+def fill(root: Path, files: Mapping[str, tuple[str, str]]) -> None:
+    for path, (_, content) in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        if content.startswith("-> "):
+            (root / path).symlink_to(content[3:])
+        else:
+            (root / path).write_bytes(content.encode("latin-1"))
+
+
+def wheel(site: Path, name: str, version: str, *files: str) -> Distribution:
+    """Install a pure wheel: a file of it may also lie outside of `site`, or be gone ("!" before it)."""
+    for file_ in files:
+        if not file_.startswith("!"):
+            (site / file_).parent.mkdir(parents=True, exist_ok=True)
+            (site / file_).write_text(f"{name} {version}")
+    return Distribution(name, version, tuple(os.path.normpath(site / f.lstrip("!")) for f in files))
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> ForeignEnvironment:
+    """A payload of Debian's packages, with a link to a library and others, and wheels beside them."""
+    root, site = tmp_path / "f/root", tmp_path / "env/site-packages"
+    fill(root, THEIRS)
+    (root / PACKAGES / "numpy/tool").chmod(0o755)
+    wheels = (
+        wheel(
+            site, "gymnasium", "1.4.0", *("gymnasium/__init__.py", "gymnasium/run.sh", "../bin/gym", "!x.py")
+        ),
+        wheel(site, "cloudpickle", "3.1", "cloudpickle/__init__.py"),
+        wheel(site, "beautifulsoup4", "4.14", "bs4/__init__.py"),
+        wheel(site, "Zope_Event", "6", "zope/event.py"),
+    )
+    (site / "gymnasium/run.sh").chmod(0o755)
+    owners = {path: package for path, (package, _) in THEIRS.items()}
+    packages = {
+        "python3-numpy": DebianPackage("python3-numpy", "1:2.2.4-1", "numpy", "1:2.2.4-1"),
+        "dash": DebianPackage("dash", "0.5", "dash", "0.5"),
+    }
+    return ForeignEnvironment(
+        "riscv64", "trixie", root, owners, packages, site, wheels, PYTHON_313, ("a note",)
+    )
+
+
+def test_what_a_foreign_payload_is_made_of(foreign: ForeignEnvironment) -> None:
+    found = freeze.of_foreign(foreign)
+    root, site = foreign.root, foreign.site
+    rows = {p.path: (p.source, p.role, p.package, p.executable) for p in found.planned}
+    torch = root / f"{LIBDIR}/libtorch.so.2.6.0"
+    assert rows == {
+        f"{SITE_313}/gymnasium/__init__.py": (
+            site / "gymnasium/__init__.py",
+            freeze.SOURCE,
+            "gymnasium",
+            False,
+        ),
+        f"{SITE_313}/gymnasium/run.sh": (site / "gymnasium/run.sh", freeze.DATA, "gymnasium", True),
+        f"{SITE_313}/cloudpickle/__init__.py": (
+            site / "cloudpickle/__init__.py",
+            freeze.SOURCE,
+            "cloudpickle",
+            False,
+        ),
+        f"{SITE_313}/bs4/__init__.py": (site / "bs4/__init__.py", freeze.SOURCE, "beautifulsoup4", False),
+        f"{SITE_313}/zope/event.py": (site / "zope/event.py", freeze.SOURCE, "Zope_Event", False),
+        **{
+            f"{SITE_313}/numpy/{name}": (root / place, role, "python3-numpy", runnable)
+            for name, place, role, runnable in (
+                ("__init__.py", f"{PACKAGES}/numpy/__init__.py", freeze.SOURCE, False),
+                ("same.py", f"{PACKAGES}/numpy/__init__.py", freeze.SOURCE, False),
+                ("tool", f"{PACKAGES}/numpy/tool", freeze.DATA, True),
+                ("version.txt", "usr/share/numpy/version.txt", freeze.DATA, False),
+            )
+        },
+        f"{SITE_313}/numpy-2.2.4.dist-info/METADATA": (
+            root / PACKAGES / "numpy-2.2.4.dist-info/METADATA",
+            freeze.METADATA,
+            "python3-numpy",
+            False,
+        ),
+        f"{LIBDIR}/libtorch.so.2.6": (torch, freeze.LIBRARY, "python3-torch", False),
+    }
+    ((path, target),) = found.links
+    assert path == f"{SITE_313}/torch/lib/libtorch.so"
+    assert os.path.normpath(os.path.join(os.path.dirname(path), target)) == f"{LIBDIR}/libtorch.so.2.6"
+    fmt.check_link(path, target)
+
+
+def test_the_rest_of_a_foreign_inventory(foreign: ForeignEnvironment) -> None:
+    found = freeze.of_foreign(foreign)
+    root = foreign.root
+    assert (found.interpreter, found.stdlib) == (PYTHON_313, root / "usr/lib/python3.13")
+    assert (found.system.arch, found.system.root, found.system.libdir) == ("riscv64", root, LIBDIR)
+    assert [(p.path, p.source, p.role, p.executable) for p in found.programs] == [
+        ("usr/bin/python3.13", root / "usr/bin/python3.13", freeze.PROGRAM, True),
+        ("usr/bin/sh", root / "usr/bin/dash", freeze.PROGRAM, True),
+    ]
+    assert found.packages == (
+        ("Zope_Event", "6"),
+        ("beautifulsoup4", "4.14"),
+        ("cloudpickle", "3.1"),
+        ("dash", "0.5"),
+        ("gymnasium", "1.4.0"),
+        ("python3-numpy", "1:2.2.4-1"),
+    )
+    assert found.ours == root.parent
+    assert found.origin is not None
+    assert found.origin.owner(root / "usr/bin/dash") == "dash"
+    assert found.notes == (
+        "a note",
+        "4 links to folders or out of packages are left out, such as certs.pem",
+    )
+
+
+def test_a_foreign_payload_without_odd_links(foreign: ForeignEnvironment) -> None:
+    for path in ("certs.pem", "torch/test", "numpy/include", "numpy/lib"):
+        (foreign.root / PACKAGES / path).unlink()
+    assert freeze.of_foreign(foreign).notes == ("a note",)
+
+
+def test_a_foreign_payload_without_packages_of_python(foreign: ForeignEnvironment) -> None:
+    shutil.rmtree(foreign.root / PACKAGES)
+    found = freeze.of_foreign(replace(foreign, wheels=(), notes=()))
+    assert (found.planned, found.links, found.notes) == ((), (), ())
+
+
+def test_which_packages_wheels_replace(foreign: ForeignEnvironment) -> None:
+    """By Debian's usual name of a package, and by what its metadata says."""
+    assert freeze._replaced(foreign) >= {"python3-cloudpickle", "python3-bs4", "python3-zope"}
+    assert not freeze._replaced(foreign) & {"python3-numpy", "python3-torch", "dash"}

@@ -1,5 +1,6 @@
 import json
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,10 @@ import pytest
 from rvbundle import explain as explaining
 from rvbundle import inspection
 from rvbundle.elf import split_tail
+from rvbundle.licences import Licence
+from rvbundle_runtime import bootstraps
 from rvbundle_runtime import format as fmt
+from rvbundle_runtime.bootstraps import Section, Table
 from rvbundle_runtime.errors import ImageError, StoreError
 from rvbundle_runtime.host import CachePlace
 from rvbundle_runtime.image import Reader
@@ -383,3 +387,32 @@ def test_a_list_of_licences_that_makes_no_sense(tmp_path: Path) -> None:
     build(tmp_path / "demo.rvb", details={"licences": ["MIT"]})
     with pytest.raises(ImageError, match="its list of licences can't be read: expected a table of lists"):
         inspection.list_licences(tmp_path / "demo.rvb")
+
+
+def self_running(path: Path, image: Path, licences: tuple[tuple[str, ...], ...]) -> None:
+    """Write a file with a table as a self-running one has it, and with no bootstrap."""
+    script = bootstraps.padded(bootstraps.MAGIC + b"a test\nexit 1\n")
+    section = Section("riscv64", 0, 0, "", "", (("qemu-user", "10.0"),), ("qemu-x86_64",), licences)
+    size = 0
+    for _ in range(2):  # the table tells the size of the whole file
+        head = script + bootstraps.dump_table(Table(size, "demo", "1.0", "", (section,)), script)
+        size = len(head) + image.stat().st_size
+    path.write_bytes(head + image.read_bytes())
+
+
+def test_licences_of_the_bootstraps_of_a_self_running_file(tmp_path: Path) -> None:
+    image = tmp_path / "demo.rvb"
+    with_licences(image, "numpy")
+    row = ("qemu-user", "10.0", "GPL-2", "Debian source package qemu 10.0", "share/doc/qemu-user/copyright")
+    self_running(tmp_path / "demo.run", image, (row,))
+    parts = inspection.list_licences(tmp_path / "demo.run")["licences"]
+    assert list(parts) == ["payload x", "bootstrap riscv64"]
+    assert parts["bootstrap riscv64"] == [{**asdict(Licence(*row)), "wants_source": True}]
+
+
+def test_a_bootstraps_list_of_licences_that_makes_no_sense(tmp_path: Path) -> None:
+    image = tmp_path / "demo.rvb"
+    with_licences(image, "numpy")
+    self_running(tmp_path / "demo.run", image, (("qemu-user", "10.0"),))
+    with pytest.raises(ImageError, match="a row of licences that has not five texts"):
+        inspection.list_licences(tmp_path / "demo.run")

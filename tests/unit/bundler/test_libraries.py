@@ -1,13 +1,16 @@
+import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rvbundle import process
+from rvbundle.debian import TRIPLETS
 from rvbundle.libraries import SystemLibraries, close_over_libraries
 from rvbundle_runtime.errors import FreezeError
 
-ARCH = __import__("os").uname().machine
+ARCH = os.uname().machine
 
 
 def library(folder: Path, name: str, *needs: str, options: tuple[str, ...] = ()) -> Path:
@@ -123,8 +126,6 @@ LISTING = """\
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, text: str, machine: str) -> None:
-    import os
-
     uname = os.uname_result(("Linux", "host", "6", "v", machine))
     monkeypatch.setattr(os, "uname", lambda: uname)
     monkeypatch.setattr(process, "run", lambda _: process.Finished("", 0, text.encode(), ""))
@@ -153,3 +154,93 @@ def test_no_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FreezeError) as caught:
         SystemLibraries.of_this_machine()
     assert caught.value.message == "this machine has no glibc that ldconfig knows of"
+
+
+def rooted(root: Path, *paths: str, arch: str = "riscv64") -> SystemLibraries:
+    """List the libraries of a folder of packages with files at `paths`, and a glibc."""
+    libdir = f"usr/lib/{TRIPLETS[arch]}"
+    for path in (f"{libdir}/libc.so.6", *paths):
+        place = root / path.format(libdir=libdir)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(path)
+    return SystemLibraries.of_root(arch, root)
+
+
+def test_libraries_of_packages(tmp_path: Path) -> None:
+    places = ("{libdir}/libz.so.1", "usr/lib/liba.so.2", "{libdir}/python3/b.so", "usr/lib/c.a")
+    found = rooted(tmp_path, *places)
+    libdir = "usr/lib/riscv64-linux-gnu"
+    assert (found.arch, found.libdir, found.root) == ("riscv64", libdir, tmp_path)
+    assert found.paths == {
+        "libc.so.6": tmp_path / libdir / "libc.so.6",
+        "libz.so.1": tmp_path / libdir / "libz.so.1",
+        "liba.so.2": tmp_path / "usr/lib/liba.so.2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("folders", "chosen"),
+    [
+        (("blas",), "blas"),
+        (("blas", "openblas-pthread"), "openblas-pthread"),
+        (("blas", "openblas-openmp"), "openblas-openmp"),
+        (("openblas-openmp", "openblas-pthread"), "openblas-pthread"),
+        (("", "openblas-pthread"), "openblas-pthread"),
+        (("", "blas"), "blas"),
+    ],
+)
+def test_the_best_alternative_is_found_first(tmp_path: Path, folders: tuple[str, ...], chosen: str) -> None:
+    """As update-alternatives would link it, had the maintainers' scripts run."""
+    places = [f"{{libdir}}/{name}/libblas.so.3".replace("//", "/") for name in folders]
+    found = rooted(tmp_path, *places, "{libdir}/lapack/liblapack.so.3")
+    libdir = tmp_path / found.libdir
+    assert found.paths["libblas.so.3"] == libdir / chosen / "libblas.so.3"
+    assert found.paths["liblapack.so.3"] == libdir / "lapack/liblapack.so.3"
+
+
+def test_links_among_packages(tmp_path: Path) -> None:
+    """Dangling ones (to what another package would hold) are no libraries."""
+    libdir = tmp_path / "usr/lib/riscv64-linux-gnu"
+    libdir.mkdir(parents=True)
+    (libdir / "libgone.so.1").symlink_to("libgone.so.1.2")
+    (libdir / "libz.so.1").symlink_to("libz.so.1.3")
+    (libdir / "libdir.so").mkdir()
+    found = rooted(tmp_path, "{libdir}/libz.so.1.3")
+    assert set(found.paths) == {"libc.so.6", "libz.so.1", "libz.so.1.3"}
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64", "riscv64"])
+def test_packages_without_glibc(tmp_path: Path, arch: str) -> None:
+    with pytest.raises(FreezeError) as caught:
+        SystemLibraries.of_root(arch, tmp_path)
+    assert caught.value.message == f"there is no glibc among the packages for {arch}"
+
+
+def test_a_root_elsewhere(tmp_path: Path) -> None:
+    """Absolute run paths and the loader's path begin at the root, not at this machine's own /."""
+    root = tmp_path / "root"
+    mine = library(root / "opt/lib", "liba.so")
+    library(tmp_path / "opt/lib", "liba.so")
+    (root / "opt/lib/link.so").symlink_to("liba.so")
+    ext = library(root / "env", "ext.so", "liba.so", options=("-Wl,-rpath,/opt/lib",))
+    closure = close_over_libraries([("site/ext.so", ext)], replace(system(), root=root))
+    assert closure.added == (("usr/lib/x/liba.so", mine),)
+    elsewhere = library(tmp_path / "env", "ext.so", "liba.so", options=(f"-Wl,-rpath,{tmp_path}/opt/lib",))
+    closure = close_over_libraries([("site/ext.so", elsewhere)], replace(system(), root=root))
+    assert closure.notes == ["liba.so is nowhere among the packages (site/ext.so names it)"]
+    odd = replace(system(), root=root, arch="s390x")
+    assert close_over_libraries([("site/ext.so", ext)], odd).notes == [f"not for s390x: site/ext.so ({ARCH})"]
+
+
+def test_the_loader_of_a_root(tmp_path: Path) -> None:
+    (tmp_path / "p.c").write_text("int main(void) { return 0; }")
+    subprocess.run(["gcc", "-o", tmp_path / "p", tmp_path / "p.c"], check=True)
+    here = SystemLibraries.of_this_machine()
+    loader = close_over_libraries([("usr/bin/p", tmp_path / "p")], here).interpreter_path
+    root = tmp_path / "root"
+    (root / "usr/real").mkdir(parents=True)
+    (root / "usr/real/ld.so").write_text("the loader of the packages")
+    (root / loader[1:]).parent.mkdir(parents=True)
+    (root / loader[1:]).symlink_to(os.path.relpath(root / "usr/real/ld.so", (root / loader[1:]).parent))
+    closure = close_over_libraries([("usr/bin/p", tmp_path / "p")], replace(here, root=root))
+    assert dict(closure.added)[f"usr{loader}"] == root / "usr/real/ld.so"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rvbundle import __version__, licences, process
+from rvbundle import __version__, bootstrap, licences, process
 from rvbundle.licences import DebianPackage, Licence, Origin, of_copyright, of_metadata
 
 QEMU = DebianPackage("qemu-user", "1:10.0.13+ds-0+deb13u1+b2", "qemu", "1:10.0.13+ds-0+deb13u1")
@@ -113,7 +113,7 @@ def test_the_text_of_a_wheel(files: list[str], where: int | None) -> None:
         (DEP5.replace("Upstream-Name: demo", "License: Zlib"), "Zlib"),
         (
             "glibc's LGPL: /usr/share/common-licenses/LGPL-2.1, also\n/usr/share/common-licenses/GPL-2.\n",
-            "LGPL-2.1, GPL-2 (named in its text)",
+            "see its text (names LGPL-2.1, GPL-2)",
         ),
         ("Do what you want.", "see usr/share/doc/qemu-user/copyright"),
         (DEP5 + "Nothing: else\n", "see usr/share/doc/qemu-user/copyright"),
@@ -132,6 +132,19 @@ def test_the_licence_of_a_debian_package(text: str, name: str) -> None:
     found = of_copyright(QEMU, text)
     source = "Debian source package qemu 1:10.0.13+ds-0+deb13u1"
     assert found == Licence("qemu-user", QEMU.version, name, source, "usr/share/doc/qemu-user/copyright")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("gcc-14", "GPL-3+ with GCC runtime library exception (see its text)"),
+        ("python3.13", "PSF-2.0 (see its text)"),
+        ("python3.13-extras", "see its text (names GPL-2)"),
+    ],
+)
+def test_what_is_known_of_texts_in_words(source: str, name: str) -> None:
+    text = "In words, with /usr/share/common-licenses/GPL-2."
+    assert of_copyright(DebianPackage("lib", "1", source, "1"), text).licence == name
 
 
 def test_a_debian_package_without_a_text() -> None:
@@ -220,7 +233,7 @@ def test_what_a_payload_is_made_of(
         Licence(
             "libc6",
             "2.41-12",
-            "LGPL-2.1, No-Such (named in its text)",
+            "LGPL-2.1+ (see its text)",
             "Debian source package glibc 2.41-12",
             "usr/share/doc/libc6/copyright",
         ),
@@ -340,3 +353,33 @@ def test_packages_that_are_unpacked_for_another_machine(payload: tuple[list[File
     _, origin = payload
     found = licences.of_packages(origin.root, [origin.packages["libc6"], origin.packages["dash"]])
     assert [(row.component, bool(row.where)) for row in found] == [("dash", False), ("libc6", True)]
+
+
+def test_a_bootstrap_lists_what_its_files_were_made_of(
+    payload: tuple[list[File], Origin], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packages that were unpacked for their dependents alone are not in it."""
+    monkeypatch.setattr(licences, "_own_text", lambda: None)
+    _, origin = payload
+    libc, dash = (origin.root / path for path in ("usr/lib/x/libc.so.6", "usr/bin/dash"))
+    qemu = Origin(
+        origin.root.parent / "qemu", {"usr/bin/qemu-x86_64": QEMU.name}, {QEMU.name: QEMU, **origin.packages}
+    )
+    program = write(qemu.root / "usr/bin/qemu-x86_64")
+    write(qemu.root / "usr/share/doc/qemu-user/copyright", "/usr/share/common-licenses/GPL-2")
+    files = {
+        "lib/libc.so.6": bootstrap._File(b"", source=libc),
+        "emulators/qemu-x86_64": bootstrap._File(b"", True, program),
+        "lib/ours.pyc": bootstrap._File(b""),
+    }
+    assert dash.exists()
+    found = {row.component: row.where for row in bootstrap._licences(files, [origin, qemu])}
+    assert found == {
+        "libc6": "share/doc/libc6/copyright",
+        "qemu-user": "share/doc/qemu-user/copyright",
+        "rvbundle": "",
+    }
+    texts = bootstrap._texts(files, [origin, qemu])
+    assert texts["share/doc/qemu-user/copyright"].content == b"/usr/share/common-licenses/GPL-2"
+    assert texts["share/common-licenses/LGPL-2.1"].content == b"Lesser"
+    assert {path for path in found.values() if path} <= set(texts)

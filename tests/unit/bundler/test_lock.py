@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import pytest
 
 from rvbundle import lock, process
-from rvbundle.lock import Lock, LockedPackage
+from rvbundle.debian import Package
+from rvbundle.lock import Lock, LockedDebian, LockedPackage
 from rvbundle.recipe import Recipe, Workload
 from rvbundle_runtime.errors import EnvironmentSetupError, LockError
 
@@ -17,6 +19,13 @@ LOCK = Lock(
     ("torch==2.13.0", "numpy"),
     (LockedPackage("numpy", "2.4.6", HEX), LockedPackage("torch", "2.13.0", HEX)),
 )
+MACHINE = os.uname().machine
+OTHER = "aarch64" if MACHINE != "aarch64" else "x86_64"
+DASH, NUMPY = Package("dash", "0.5.12-12", HEX), Package("python3-numpy", "1:2.2.4+ds-1", "ab" * 32)
+PURE = LockedPackage("gymnasium", "1.4.0", HEX, pure=True)
+PART = LockedDebian(OTHER, "trixie", MACHINE, (DASH, NUMPY), (DASH,), (Package("qemu-user", "1:10", HEX),))
+PARTS = (PART, replace(PART, arch="riscv64", suite="sid"))
+BOTH = replace(LOCK, packages=(PURE, *LOCK.packages), debian=PARTS)
 AGAIN = "write it anew: rvbundle lock recipe.toml"
 
 
@@ -61,11 +70,38 @@ def test_text() -> None:
         Lock("3.9", ('a; python_version < "3.12"', "b @ file:///x\\y", "c # ü"), ()),
         Lock("3.9", ("a # \N{ROCKET}",), ()),
         Lock("3.9", ("a # \x7f",), ()),
+        BOTH,
+        replace(LOCK, debian=(replace(PART, packages=(), python=(), emulators=()),)),
     ],
-    ids=["usual", "empty", "quotes", "beyond the BMP", "delete character"],
+    ids=["usual", "empty", "quotes", "beyond the BMP", "delete character", "debian", "empty debian"],
 )
 def test_round_trip(value: Lock) -> None:
     assert lock.loads(lock.dumps(value), Path("x")) == value
+
+
+def test_text_of_other_payloads() -> None:
+    """One package a line, so that a version control system shows what has changed."""
+    assert lock.dumps(replace(LOCK, packages=(PURE,), debian=(PART,))).partition("[[package]]")[2] == (
+        f'\nname = "gymnasium"\nversion = "1.4.0"\nsha256 = "{HEX}"\npure = true\n'
+        f'\n[[debian]]\narch = "{OTHER}"\nsuite = "trixie"\nbuilder = "{MACHINE}"\n'
+        f'packages = [\n    ["dash", "0.5.12-12", "{HEX}"],\n'
+        f'    ["python3-numpy", "1:2.2.4+ds-1", "{"ab" * 32}"],\n]\n'
+        f'python = [\n    ["dash", "0.5.12-12", "{HEX}"],\n]\n'
+        f'emulators = [\n    ["qemu-user", "1:10", "{HEX}"],\n]\n'
+    )
+
+
+def test_the_digest_is_of_this_machines_environment() -> None:
+    """Other packages of Debian's must not make the environment anew."""
+    assert BOTH.digest() == replace(BOTH, debian=()).digest() != LOCK.digest()
+    assert replace(PURE, pure=False) != PURE
+
+
+def test_what_one_payload_takes() -> None:
+    assert BOTH.debian_for(OTHER) == PART
+    assert BOTH.debian_for("riscv64").suite == "sid"
+    with pytest.raises(KeyError):
+        LOCK.debian_for("riscv64")
 
 
 def test_digest_depends_on_everything() -> None:
@@ -78,6 +114,9 @@ def test_digest_depends_on_everything() -> None:
     ]
     assert len({value.digest() for value in changed}) == len(changed)
     assert LOCK.digest() == hashlib.sha256(lock.dumps(LOCK).encode()).hexdigest()
+
+
+EMPTY = "[[debian]]\narch = 'riscv64'\nsuite = 'sid'\nbuilder = 'x86_64'\npackages = []\n"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +139,24 @@ def test_digest_depends_on_everything() -> None:
             "format = 1\npython = '3'\nrequires = []\npackage = ['x']\n",
             "recipe.lock: damaged: a value has the wrong type",
         ),
+        *(
+            (f"format = 1\npython = '3'\nrequires = []\n{text}", f"recipe.lock: damaged: {what}")
+            for text, what in (
+                ("debian = 3\n", "a value has the wrong type"),
+                ("debian = ['x']\n", "a value has the wrong type"),
+                ("[debian]\narch = 'x'\n", "a value has the wrong type"),
+                ("[[debian]]\narch = 'riscv64'\n", "'suite' is missing"),
+                (f"{EMPTY}python = []\n", "'emulators' is missing"),
+                (f"{EMPTY}python = [['a', '1']]\nemulators = []\n", "a value has the wrong type"),
+                (f"{EMPTY}python = [5]\nemulators = []\n", "a value has the wrong type"),
+                (f"{EMPTY}python = 5\nemulators = []\n", "a value has the wrong type"),
+            )
+        ),
+        (lock.dumps(BOTH).replace("ab" * 32, "xy"), "recipe.lock: python3-numpy has no SHA-256 digest"),
+        (
+            lock.dumps(BOTH).replace(f'["qemu-user", "1:10", "{HEX}"]', '["qemu-user", "1:10", ""]'),
+            "recipe.lock: qemu-user has no SHA-256 digest",
+        ),
     ],
     ids=[
         "no toml",
@@ -113,6 +170,16 @@ def test_digest_depends_on_everything() -> None:
         "no version",
         "no list",
         "no table",
+        "debian no list",
+        "debian no table",
+        "debian one table",
+        "debian without a suite",
+        "debian without emulators",
+        "debian short package",
+        "debian no package",
+        "debian no packages",
+        "debian no digest",
+        "debian no digest of an emulator",
     ],
 )
 def test_damaged(text: str, message: str) -> None:
@@ -142,6 +209,49 @@ def test_made_for_another_request(tmp_path: Path, requires: tuple[str, ...], pyt
         lock.read_beside(recipe(tmp_path, *requires, python=python))
     assert caught.value.message == (
         f"{tmp_path}/recipe.lock was made for other requirements than those in recipe.toml"
+    )
+    assert caught.value.hint == f"write it anew: rvbundle lock {tmp_path}/recipe.toml"
+
+
+def asks(folder: Path, **payloads: str) -> Recipe:
+    return replace(recipe(folder, *LOCK.requires), debian=payloads)
+
+
+def test_beside_with_other_payloads(tmp_path: Path) -> None:
+    (tmp_path / "recipe.lock").write_text(lock.dumps(BOTH))
+    assert lock.read_beside(asks(tmp_path, riscv64="sid", **{OTHER: "trixie"})) == BOTH
+
+
+@pytest.mark.parametrize(
+    "payloads",
+    [{}, {OTHER: "trixie"}, {OTHER: "trixie", "riscv64": "trixie"}, {OTHER: "sid", "riscv64": "sid"}],
+    ids=["none", "fewer", "another suite", "another suite of the other"],
+)
+def test_made_for_other_payloads(tmp_path: Path, payloads: dict[str, str]) -> None:
+    (tmp_path / "recipe.lock").write_text(lock.dumps(BOTH))
+    with pytest.raises(LockError) as caught:
+        lock.read_beside(asks(tmp_path, **payloads))
+    assert caught.value.message == (
+        f"{tmp_path}/recipe.lock was made for other payloads than those in recipe.toml"
+    )
+    assert caught.value.hint == f"write it anew: rvbundle lock {tmp_path}/recipe.toml"
+
+
+def test_made_before_there_were_payloads(tmp_path: Path) -> None:
+    (tmp_path / "recipe.lock").write_text(lock.dumps(LOCK))
+    with pytest.raises(LockError) as caught:
+        lock.read_beside(asks(tmp_path, riscv64="sid"))
+    assert "was made for other payloads" in caught.value.message
+
+
+def test_made_on_another_machine(tmp_path: Path) -> None:
+    """The Python that compiles and the emulators are of the machine that builds."""
+    elsewhere = replace(LOCK, debian=(replace(PART, builder="s390x"),))
+    (tmp_path / "recipe.lock").write_text(lock.dumps(elsewhere))
+    with pytest.raises(LockError) as caught:
+        lock.read_beside(asks(tmp_path, **{OTHER: "trixie"}))
+    assert caught.value.message == (
+        f"{tmp_path}/recipe.lock was made on a machine of another architecture (s390x)"
     )
     assert caught.value.hint == f"write it anew: rvbundle lock {tmp_path}/recipe.toml"
 
@@ -178,8 +288,9 @@ def test_resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = {"archive_info": {"hashes": {"sha256": "ab" * 32}}}
     commands = answer(
         monkeypatch,
-        install("torch", "2.13.0+cpu", url="https://x/torch.whl", **archive),
-        install("Farama_Notifications", "0.0.4", url="https://x/f.whl", **archive),
+        install("torch", "2.13.0+cpu", url="https://x/torch-2-cp311-cp311-linux_x86_64.whl", **archive),
+        install("Farama_Notifications", "0.0.4", url="https://x/f-0-py3-none-any.whl#sha256=ab", **archive),
+        install("half", "1", url="https://x/half-1-py3-none-manylinux_2_28_x86_64.whl", **archive),
         install("local", "1", url=f"file://{str(wheel).replace(' ', '%20')}"),
     )
     found = lock.resolve(recipe(tmp_path, "torch"), ["pip"])
@@ -187,7 +298,8 @@ def test_resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "3.11",
         ("torch",),
         (
-            LockedPackage("farama-notifications", "0.0.4", "ab" * 32),
+            LockedPackage("farama-notifications", "0.0.4", "ab" * 32, pure=True),
+            LockedPackage("half", "1", "ab" * 32),
             LockedPackage("local", "1", HEX),
             LockedPackage("torch", "2.13.0+cpu", "ab" * 32),
         ),

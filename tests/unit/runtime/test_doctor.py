@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from rvbundle_runtime import doctor
-from rvbundle_runtime.checkup import ROOT_ONLY, Confinement, Facts, Memory, Processors, StorePlace
+from rvbundle_runtime.binfmt import NO_BINFMT
+from rvbundle_runtime.checkup import Confinement, Facts, Memory, Processors, StorePlace
 from rvbundle_runtime.doctor import FAIL, OK, WARN, Finding, examine
 from rvbundle_runtime.errors import UsageError
+from rvbundle_runtime.host import Emulator
 
 X86_CPUINFO = (
     "processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu sse4_2 popcnt fma avx2 avx512f amx_bf16\n"
@@ -21,6 +23,17 @@ PRELOADED = "nothing: children of emulated agents are started through the emulat
 TRUST = " or, if you trust the agent as you trust yourself: rvbundle run --no-sandbox"
 ENOUGH = ": enough, for nothing of an image has a fixed address; "
 ENOUGH += "other emulated programs that ask for addresses above"
+
+INSTALL = (
+    "install QEMU's user mode, version 9.0 or newer, as a static program (Debian 13: apt install qemu-user), "
+    "or name a folder that has one: RVBUNDLE_EMULATORS=FOLDER"
+)
+QEMU = Emulator("qemu", "x86_64", "/usr/bin/qemu-x86_64", "10.0.13")
+
+
+def failing(probe: str) -> Emulator:
+    return Emulator("qemu", "x86_64", "/opt/qemu-x86_64", probe=probe)
+
 
 GOOD = Facts(
     arch="x86_64",
@@ -38,7 +51,12 @@ GOOD = Facts(
     shm_free=4 << 30,
 )
 VISIONFIVE_2 = replace(
-    GOOD, arch="riscv64", kernel="6.6.20-starfive", cpuinfo=VISIONFIVE, top_address=0x3F_FFE6_B000
+    GOOD,
+    arch="riscv64",
+    kernel="6.6.20-starfive",
+    cpuinfo=VISIONFIVE,
+    top_address=0x3F_FFE6_B000,
+    emulators=(QEMU,),
 )
 PI_5 = replace(
     GOOD,
@@ -47,6 +65,7 @@ PI_5 = replace(
     page_size=16384,
     cpuinfo=ARM_CPUINFO,
     top_address=1 << 47,
+    emulators=(QEMU,),
 )
 
 
@@ -61,9 +80,9 @@ def test_a_good_machine_has_only_good_lines() -> None:
     findings = examine(GOOD)
     assert [f.level for f in findings] == [OK] * len(findings)
     assert not any(f.advice for f in findings)
-    topics = "kernel namespaces sandbox binfmt|page size|addresses processors memory store /dev/shm zstd"
     assert [f.topic for f in findings] == [
-        t for part in topics.split("|") for t in ([part] if part == "page size" else part.split())
+        *("kernel", "namespaces", "sandbox", "binfmt", "emulators", "emulators", "page size", "addresses"),
+        *("processors", "memory", "store", "/dev/shm", "zstd"),
     ]
 
 
@@ -72,7 +91,7 @@ def test_a_good_machine_has_only_good_lines() -> None:
     [
         pytest.param(GOOD, OK, "kernel", "Linux 6.12.48+deb13-amd64 on x86_64", "", id="kernel"),
         pytest.param(
-            replace(GOOD, arch="armv7l"),
+            replace(GOOD, arch="armv7l", emulators=(QEMU,)),
             FAIL,
             "kernel",
             "Linux 6.12.48+deb13-amd64 on armv7l: there are payloads for aarch64, riscv64, x86_64 only",
@@ -112,6 +131,14 @@ def test_a_good_machine_has_only_good_lines() -> None:
             id="namespaces denied in docker",
         ),
         pytest.param(
+            denied("the kernel allows none", "sudo sysctl -w x=1", container="docker"),
+            FAIL,
+            "namespaces",
+            "no user namespaces: the kernel allows none",
+            f"sudo sysctl -w x=1;{TRUST}",
+            id="namespaces denied by the kernel below docker",
+        ),
+        pytest.param(
             denied("operation not permitted", "allow user namespaces on this machine", container="lxc"),
             FAIL,
             "namespaces",
@@ -132,24 +159,13 @@ def test_a_good_machine_has_only_good_lines() -> None:
         pytest.param(
             replace(
                 denied("the kernel allows none", "sudo sysctl -w x=1", uid=0),
-                confinement=Confinement(root_only=True, binfmt=ROOT_ONLY),
+                confinement=Confinement(root_only=True),
             ),
             WARN,
             "namespaces",
             "no user namespaces: the kernel allows none; root can do without, other users can't",
             "sudo sysctl -w x=1",
             id="namespaces denied to root",
-        ),
-        pytest.param(
-            replace(
-                denied("the kernel allows none", "fix", uid=0),
-                confinement=Confinement(root_only=True, binfmt=ROOT_ONLY),
-            ),
-            WARN,
-            "binfmt",
-            "no binfmt_misc in a sandbox: without a user namespace it would be the machine's own",
-            PRELOADED,
-            id="binfmt as root",
         ),
         pytest.param(
             replace(
@@ -173,14 +189,6 @@ def test_a_good_machine_has_only_good_lines() -> None:
             id="sandbox fails in podman",
         ),
         pytest.param(
-            replace(GOOD, confinement=Confinement("it failed")),
-            WARN,
-            "binfmt",
-            "no binfmt_misc in a sandbox: it needs the sandbox",
-            PRELOADED,
-            id="binfmt without sandbox",
-        ),
-        pytest.param(
             replace(GOOD, confinement=Confinement(shared_proc=True), container="docker"),
             WARN,
             "sandbox",
@@ -190,29 +198,79 @@ def test_a_good_machine_has_only_good_lines() -> None:
             id="proc is shared",
         ),
         pytest.param(
-            replace(VISIONFIVE_2, confinement=Confinement(binfmt="Operation not permitted")),
+            replace(
+                VISIONFIVE_2, binfmt="the kernel gives a user namespace none of its own (Linux 6.7 does)"
+            ),
             WARN,
             "binfmt",
-            "no binfmt_misc in a sandbox: user namespaces have none before Linux 6.7 "
-            "(this is 6.6.20-starfive)",
+            "a sandbox can have no binfmt_misc of its own: the kernel gives a user namespace none of its own "
+            "(Linux 6.7 does)",
             PRELOADED,
             id="binfmt before 6.7",
         ),
         pytest.param(
-            replace(GOOD, confinement=Confinement(binfmt="No such device")),
+            replace(GOOD, binfmt=NO_BINFMT),
             WARN,
             "binfmt",
-            "no binfmt_misc in a sandbox: this kernel has no binfmt_misc",
+            "a sandbox can have no binfmt_misc of its own: the kernel has none",
             f"sudo modprobe binfmt_misc; or {PRELOADED}",
             id="binfmt not in the kernel",
         ),
         pytest.param(
-            replace(GOOD, confinement=Confinement(binfmt="Operation not permitted")),
+            replace(VISIONFIVE_2, emulators=()),
             WARN,
-            "binfmt",
-            "no binfmt_misc in a sandbox: Operation not permitted",
-            PRELOADED,
-            id="binfmt denied",
+            "emulators",
+            "x86_64: none: images without a payload for riscv64 can't run",
+            INSTALL,
+            id="no emulator",
+        ),
+        pytest.param(
+            VISIONFIVE_2,
+            OK,
+            "emulators",
+            "aarch64: none, and none is needed for payloads of riscv64",
+            "",
+            id="no emulator that is needed",
+        ),
+        pytest.param(
+            VISIONFIVE_2,
+            OK,
+            "emulators",
+            "x86_64: /usr/bin/qemu-x86_64, version 10.0.13, passes its probe",
+            "",
+            id="an emulator",
+        ),
+        pytest.param(
+            replace(VISIONFIVE_2, emulators=(failing("is version 8.2.2, which is known to crash"),)),
+            WARN,
+            "emulators",
+            "x86_64: /opt/qemu-x86_64 is version 8.2.2, which is known to crash",
+            INSTALL,
+            id="an emulator that is too old",
+        ),
+        pytest.param(
+            replace(VISIONFIVE_2, emulators=(failing("did not end within 10 s in its probe"),)),
+            WARN,
+            "emulators",
+            "x86_64: /opt/qemu-x86_64 did not end within 10 s in its probe",
+            INSTALL,
+            id="an emulator that hangs",
+        ),
+        pytest.param(
+            replace(VISIONFIVE_2, emulators=(failing("is not executable"),)),
+            WARN,
+            "emulators",
+            "x86_64: /opt/qemu-x86_64 is not executable",
+            "chmod +x /opt/qemu-x86_64",
+            id="an emulator that is not executable",
+        ),
+        pytest.param(
+            replace(VISIONFIVE_2, emulators=(failing("was ended by SIGSEGV in its probe"), QEMU)),
+            OK,
+            "emulators",
+            "x86_64: /opt/qemu-x86_64 was ended by SIGSEGV in its probe: not used",
+            "",
+            id="an emulator that crashes beside one that works",
         ),
         pytest.param(
             PI_5,
@@ -392,9 +450,7 @@ def test_a_good_machine_has_only_good_lines() -> None:
 def test_findings(facts: Facts, level: str, topic: str, text: str, advice: str) -> None:
     assert Finding(level, topic, text, advice) in examine(facts)
     # Nothing but a look at the topic itself, and at what needs it, gets worse.
-    others = [
-        f for f in examine(facts) if f.topic not in (topic, "namespaces", "sandbox", "binfmt", "page size")
-    ]
+    others = [f for f in examine(facts) if f.topic not in (topic, "namespaces", "sandbox", "page size")]
     assert {f.level for f in others} == {OK}
 
 

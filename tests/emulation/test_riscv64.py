@@ -1,0 +1,152 @@
+"""The payload for RISC-V, here and on a host of its own architecture; torch under a forced emulator."""
+
+import csv
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import RECIPES, TEST_CACHE, build, run_cli
+
+from .conftest import SUITE
+from .hosts import RISCV64, make_host, on_host
+
+POLE, Q = "cartpole-policy-gradient", "tabular-q"
+
+
+@pytest.fixture(scope="session")
+def pole_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image of the policy-gradient agent with payloads for x86_64 and riscv64; cold pack beside it."""
+    return build(RECIPES / POLE / "riscv64.toml", tmp_path_factory.mktemp("pole"))
+
+
+@pytest.fixture(scope="session")
+def environment(qemu: Path) -> dict[str, str]:
+    """The environment of a launcher that finds the emulators."""
+    return {"RVBUNDLE_EMULATORS": str(qemu)}
+
+
+def returns(path: Path) -> list[float]:
+    """Return the rewards that a training has written."""
+    with path.open(newline="") as file:
+        return [float(row["reward"]) for row in csv.DictReader(file)]
+
+
+@pytest.mark.torch
+def test_an_emulated_training_takes_the_same_actions(
+    pole_image: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    words = ["--", "--episodes", "3", "--evaluate-after", "2", "--out", "."]
+    found = []
+    for name, options in (("native", ()), ("qemu", ("--emulator", "qemu", "--payload", "x86_64"))):
+        (tmp_path / name).mkdir()
+        result = run_cli("run", *options, pole_image, *words, cwd=tmp_path / name, env=environment)
+        assert result.code == 0, result.err
+        found.append((result.out, returns(tmp_path / name / "rewards.csv")))
+    assert found[0] == found[1]
+    assert len(found[0][1]) == 3
+
+
+@pytest.mark.torch
+def test_the_checkpoint_decides_alike_on_riscv64(pole_image: Path, environment: dict[str, str]) -> None:
+    """On 200 observations; the emulated run has no cold pack, so traced pages are enough for it."""
+    outputs = []
+    for arch in ("x86_64", RISCV64):
+        result = run_cli("run", "--payload", arch, pole_image, "--", "--actions", "200", env=environment)
+        assert result.code == 0, result.err
+        outputs.append(result.out.strip())
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) == 200
+    assert set(outputs[0]) == {"0", "1"}
+
+
+@pytest.mark.torch
+def test_payloads_share_what_is_the_same(pole_image: Path) -> None:
+    """The agent's files and gymnasium's data lie in the image once."""
+    import json
+
+    report = json.loads(run_cli("inspect", pole_image, "--files", "--json").out)
+    archs = {payload["arch"]: payload for payload in report["payloads"]}
+    assert set(archs) == {"x86_64", RISCV64}
+    assert archs[RISCV64]["source"] == f"debian:{SUITE}"
+    paths = [{entry["path"] for entry in payload["entries"]} for payload in archs.values()]
+    assert {"app/train.py", "app/checkpoints/policy.pt"} <= paths[0] & paths[1]
+    total = sum(sum(e["compressed"] for e in payload["entries"]) for payload in archs.values())
+    assert total >= report["size"] * 0.9  # what is shared is counted in each
+    (shared,) = {e["size"] for p in archs.values() for e in p["entries"] if e["path"] == "app/train.py"}
+    assert shared == (RECIPES / POLE / "train.py").stat().st_size
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of a riscv64 machine that has busybox and nothing else."""
+    return make_host(tmp_path_factory.mktemp("host"), TEST_CACHE)
+
+
+def self_running(recipe: Path, output: Path, *options: str) -> Path:
+    """Build a self-running file for riscv64; return its path."""
+    words = ["--output", output, "--self-running", RISCV64, *options]
+    result = run_cli("build", recipe, *words, timeout=1800)
+    assert result.code == 0, result.err
+    (found,) = output.glob("*.run")
+    return found
+
+
+def expected(*arguments: str) -> str:
+    """Return what tabular-q prints here, outside of any image."""
+    script = RECIPES / Q / "train.py"
+    words = [_python(), str(script), *arguments]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
+def _python() -> str:
+    """Return this machine's Python."""
+    return shutil.which("python3.11") or "python3.11"
+
+
+TINY = ("--episodes", "3", "--evaluate")
+
+
+def test_a_native_payload_on_a_bare_host(host: Path, qemu: Path, tmp_path: Path) -> None:
+    file = self_running(RECIPES / Q / "riscv64.toml", tmp_path, "--payload", RISCV64)
+    shutil.copy2(file, host / "srv/native.run")
+    explained = on_host(host, qemu, "/srv/native.run", "--rvbundle-explain")
+    assert explained.returncode == 0, explained.stderr
+    assert "native to this machine (riscv64)" in explained.stdout
+    for _ in range(2):  # the first start unpacks
+        done = on_host(host, qemu, "/usr/bin/sh", "/srv/native.run", *TINY)
+        assert (done.returncode, done.stdout) == (0, expected(*TINY)), done.stderr
+    (host / "srv/native.run").unlink()
+
+
+@pytest.mark.parametrize("emulator", ["qemu", "box64"])
+def test_an_emulated_payload_on_a_bare_host(host: Path, qemu: Path, tmp_path: Path, emulator: str) -> None:
+    """Two emulators deep."""
+    file = self_running(RECIPES / Q / "recipe.toml", tmp_path, "--emulators", emulator)
+    shutil.copy2(file, host / "srv/foreign.run")
+    done = on_host(host, qemu, "/srv/foreign.run", "--rvbundle-emulator", emulator, *TINY)
+    assert (done.returncode, done.stdout) == (0, expected(*TINY)), done.stderr
+    (host / "srv/foreign.run").unlink()
+
+
+def test_no_emulator_for_the_only_payload(host: Path, qemu: Path, tmp_path: Path) -> None:
+    file = self_running(RECIPES / Q / "recipe.toml", tmp_path, "--emulators", "none")
+    shutil.copy2(file, host / "srv/none.run")
+    done = on_host(host, qemu, "/srv/none.run", *TINY)
+    assert done.returncode == 110, done.stderr
+    assert "no payload for this machine (riscv64)" in done.stderr
+    assert "Traceback" not in done.stderr
+    (host / "srv/none.run").unlink()
+
+
+def test_doctor_on_a_bare_host(host: Path, qemu: Path, tmp_path: Path) -> None:
+    file = self_running(RECIPES / Q / "riscv64.toml", tmp_path, "--payload", RISCV64)
+    shutil.copy2(file, host / "srv/doctor.run")
+    done = on_host(host, qemu, "/srv/doctor.run", "--rvbundle-doctor")
+    assert done.returncode in (0, 110), done.stderr
+    assert "riscv64" in done.stdout
+    assert "namespaces" in done.stdout
+    (host / "srv/doctor.run").unlink()
+    assert os.listdir(host / "srv") == []
