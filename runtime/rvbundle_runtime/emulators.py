@@ -134,7 +134,10 @@ def _find_libraries(emulator: Emulator, interpreter: str) -> Emulator:
     listed = _run([interpreter, "--list", emulator.path], {})  # glibc's ld.so
     if listed.failure:
         return replace(emulator, probe=f"can't be started: its ld.so, {interpreter}, {listed.failure}")
-    return replace(emulator, loader=interpreter, libraries=tuple(_LISTED.findall(listed.output)))
+    found = _LISTED.findall(listed.output)
+    libc = next((Path(path).parent for path in found if Path(path).name == "libc.so.6"), None)
+    more = [str(libc / name) for name in box64.LIBRARIES if libc and (libc / name).is_file()]
+    return replace(emulator, loader=interpreter, libraries=tuple(dict.fromkeys((*found, *more))))
 
 
 @dataclass(frozen=True)
