@@ -38,6 +38,10 @@ _OPENSSL_AVX2 = ":~0x5f42f0230000"
 # baseline is also without AVX, FMA, MOVBE, AES, PCLMULQDQ and XOP, and without all of leaf 7.
 _OPENSSL_BASELINE = "~0x1240180200000000:0"
 
+# glibc's manual, "Hardware Capability Tunables": libm has variants with FMA; the names are those of before
+# glibc 2.33 and since.
+_GLIBC_BASELINE = "glibc.cpu.hwcaps=-AVX2_Usable,-FMA_Usable,-FMA4_Usable,-AVX2,-FMA,-FMA4"
+
 # The best first. Sources: torch's aten/src/ATen/native/DispatchStub.cpp (ATEN_CPU_CAPABILITY), oneDNN's
 # "CPU Dispatcher Control", OpenBLAS's driver/others/dynamic.c (core types), Intel MKL's developer guide
 # (MKL_ENABLE_INSTRUCTIONS, MKL_CBWR; it runs other code on processors of other makers).
@@ -60,6 +64,7 @@ _X86_64 = (
         ("sse4_2", "popcnt"),
         {
             "ATEN_CPU_CAPABILITY": "default",
+            "GLIBC_TUNABLES": _GLIBC_BASELINE,
             "MKL_CBWR": "COMPATIBLE",
             "ONEDNN_MAX_CPU_ISA": "SSE41",
             "OPENBLAS_CORETYPE": "Nehalem",

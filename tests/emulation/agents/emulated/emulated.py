@@ -139,6 +139,15 @@ def grab(*paths):
 
 
 @check
+def numbers():
+    """Use functions of which libm has a variant for each kind of processor."""
+    import math
+
+    print([f"{f(0.7):.12f}" for f in (math.sin, math.cos, math.tan, math.exp, math.log, math.atan)])
+    print(f"{math.pow(1.7, 0.7):.12f} {math.atan2(1, 3):.12f}")
+
+
+@check
 def untraced():
     """Use parts of the standard library, and of libm, that no trace used."""
     import cmath
@@ -150,7 +159,7 @@ def untraced():
     import unicodedata
 
     print(f"{math.lgamma(7.5):.9f} {math.erf(0.3):.9f} {cmath.atanh(0.5 + 0.25j):.9f} {math.cbrt(5):.9f}")
-    print(f"{sum(math.sin(x) * math.exp(-x) for x in range(50)):.12f} {math.pow(1.5, 2.5):.12f}")
+    print(f"{math.sinh(1.5):.12f} {math.asin(0.3):.12f} {math.gamma(4.5):.12f}")
     print(decimal.Decimal(2).sqrt(), fractions.Fraction(3, 7) ** 3, statistics.stdev([1, 2, 4]))
     print(re.sub(r"(?<=a)(b+)(?!c)", "x", "abbbd abc"), unicodedata.normalize("NFD", "é").encode())
     print(sorted({1: 2, 3: 4}.items(), key=lambda p: -p[1]), "ß".casefold(), 3**200 % 10**9)
@@ -183,7 +192,9 @@ def sleep(seconds="60"):
     signal.signal(signal.SIGTERM, answer)
     signal.signal(signal.SIGINT, answer)
     print("ready", flush=True)
-    time.sleep(float(seconds))
+    end = time.monotonic() + float(seconds)
+    while time.monotonic() < end:  # in steps: a signal just before a sleep is answered after it
+        time.sleep(0.05)
 
 
 @check
