@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
