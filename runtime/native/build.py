@@ -11,7 +11,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 LIBRARIES = ["tracer", "traceall", "guard", "emulate"]
 INIT_FIRST = ["traceall", "guard"]
-PROGRAMS = ["probe"]
+PROGRAMS = ["probe", "starter"]
 TARGETS = ["x86_64-linux-gnu.2.17", "aarch64-linux-gnu.2.17", "riscv64-linux-gnu.2.27"]
 COMPILE = [
     "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined",

@@ -1,4 +1,4 @@
-"""binfmt_misc in a user namespace of our own: the kernel starts the emulator for every program of a payload.
+"""binfmt_misc in a user namespace of our own: the kernel has every program of a payload emulated.
 
 Since Linux 6.7 a user namespace may mount its own binfmt_misc, without privileges; what is registered there
 counts for it and for the user namespaces below it, and hides what the host has registered (fs/binfmt_misc.c).
@@ -7,8 +7,10 @@ The entries live as long as the file system is referenced: by a mount, or by an 
 
 import errno
 import os
+from pathlib import Path
 
 from rvbundle_runtime import syscalls as sys_
+from rvbundle_runtime.launchers import Start
 
 # ELF64, little-endian, version 1; any OSABI, as programs with IFUNCs or unique symbols say 3; padding zero.
 # Then ET_EXEC or ET_DYN (2 or 3: the lowest bit does not count) and the machine.
@@ -19,8 +21,9 @@ _MACHINE = {"x86_64": b"\x3e\x00", "aarch64": b"\xb7\x00", "riscv64": b"\xf3\x00
 _MACHINE_MASK = b"\xff\xff"
 NO_BINFMT = "the kernel has none"
 _MARK_AT = 15  # the last byte of e_ident's padding, which nobody looks at
+_SETTINGS, _SETTINGS_SIZE = b"rvbundle starter: the settings go here\n\0", 8192  # as in starter.c
 _PLACE = "/proc"  # a folder that is there: the mount covers it for a moment
-# F: the emulator is opened now, where it is; P: it is told the program's argv[0] (Linux 5.12, QEMU 6.0).
+# F: what is executed for a program is opened now, where it is; P: it is told the program's argv[0].
 _FLAGS = "PF"
 
 
@@ -55,32 +58,49 @@ def enter(uid: int, gid: int) -> int:
         sys_.umount_lazily(_PLACE)
 
 
-def register(instance: int, guest: str, emulator: str, native: bool) -> None:
-    """Register the file `emulator` (a static program) in `instance`, what `enter` returned; raises OSError.
+def register(instance: int, guest: str, starter: str, start: Start) -> None:
+    """Have the kernel run programs for `guest` as `start` says, in what `enter` returned; raises OSError.
 
-    `native`: it is a program for `guest` itself, so the kernel would run the emulator by the emulator, and so
-    on. Then a copy in memory is registered that carries a mark and does not match.
+    What is registered is a copy in memory of `starter` (runtime/native/starter.c) with these settings in it.
     """
     fd = os.open("register", os.O_WRONLY | os.O_CLOEXEC, dir_fd=instance)
-    copy = _marked_copy(emulator) if native else None
+    program = _in_memory(with_settings(Path(starter).read_bytes(), start))
     try:
-        os.write(fd, rule(guest, emulator if copy is None else f"/proc/self/fd/{copy}"))
+        os.write(fd, rule(guest, f"/proc/self/fd/{program}"))
     finally:
         os.close(fd)
-        if copy is not None:
-            os.close(copy)
+        os.close(program)
 
 
-def _marked_copy(path: str) -> int:
-    """Return a descriptor, for reading only, of a copy of the program `path` with a mark in its header."""
-    writing = os.memfd_create("emulator", os.MFD_CLOEXEC)
+def with_settings(starter: bytes, start: Start) -> bytes:
+    """Return the starter's program with the settings of `start`; raises OSError if there are too many."""
+    texts = [*(f"w{word}" for word in start.words), *([f"0{start.argv0}"] if start.argv0 else [])]
+    texts += [f"a{start.argv0_variable}"] if start.argv0_variable else []
+    texts += [f"v{name}={value}" for name, value in start.env.items()]
+    settings = b"".join(os.fsencode(text) + b"\0" for text in texts)
+    place = starter.index(_SETTINGS)
+    if len(settings) >= _SETTINGS_SIZE:
+        raise OSError(errno.E2BIG, os.strerror(errno.E2BIG), "settings of the emulator")
+    data = bytearray(starter)
+    data[place : place + _SETTINGS_SIZE] = settings.ljust(_SETTINGS_SIZE, b"\0")
+    return marked(bytes(data))
+
+
+def marked(program: bytes) -> bytes:
+    """Return a program that no rule matches: else the kernel would run an emulator by itself, and so on.
+
+    That matters where it is for the architecture that it emulates.
+    """
+    data = bytearray(program)
+    data[_MARK_AT] = 1
+    return bytes(data)
+
+
+def _in_memory(program: bytes) -> int:
+    """Return a descriptor, for reading only, of a file in memory."""
+    writing = os.memfd_create("starter", os.MFD_CLOEXEC)
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            done = 0
-            while done < size:
-                done += os.sendfile(writing, file.fileno(), done, size - done) or size
-        os.pwrite(writing, b"\x01", _MARK_AT)
+        os.write(writing, program)
         # What is open for writing can't be executed (ETXTBSY).
         return os.open(f"/proc/self/fd/{writing}", os.O_RDONLY | os.O_CLOEXEC)
     finally:

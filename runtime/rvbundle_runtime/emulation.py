@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from rvbundle_runtime import families, launchers, machine
 from rvbundle_runtime.absent import GUARD
 from rvbundle_runtime.choice import NAMESPACES, NONE, Choice
-from rvbundle_runtime.host import Emulator, Host
+from rvbundle_runtime.host import Host
 from rvbundle_runtime.selection import Launch
 from rvbundle_runtime.store import PayloadInfo
 
@@ -20,18 +20,17 @@ _NATIVE = f"{os.path.dirname(os.path.abspath(__file__))}/native"
 class Emulation:
     """How a payload's programs are emulated.
 
-    `start` is what comes before each; `children` is BINFMT (the kernel puts it there, out of everybody's
-    sight) or PRELOAD (`library`, a file of the host, puts it before what a program executes). `emulator` is
-    the host's path of the emulator's file; `native` tells whether the payload is for the host's own
-    architecture after all; `cpuinfo` replaces /proc/cpuinfo, "" where the emulator does that; `preload` are
-    the libraries that every program preloads.
+    `start` is what comes before each; `children` is BINFMT (the kernel executes `starter`, which puts it
+    there) or PRELOAD (`library` puts it before what a program executes); both are files of the host. `native`
+    tells whether the payload is for the host's own architecture after all; `cpuinfo` replaces /proc/cpuinfo,
+    "" where the emulator does that; `preload` are the libraries that every program preloads.
     """
 
     start: launchers.Start
     children: str
-    emulator: str
     native: bool
     cpuinfo: str
+    starter: str
     library: str
     preload: tuple[str, ...]
 
@@ -50,7 +49,7 @@ def plan_emulation(
     assert emulator  # that is why it was chosen
     seen = "" if sandbox != NONE else root  # where the payload's programs see its root
     start = launchers.ALL[launch.launcher].start(host, launch.arch, seen)
-    children, why_children = _choose_children(host, emulator, sandbox)
+    children, why_children = _choose_children(host, sandbox)
     library = f"{_NATIVE}/{launch.arch}/emulate.so"
     preload = [f"{seen}/{GUARD}"] if info.trimmed else []
     if children == PRELOAD:
@@ -61,21 +60,20 @@ def plan_emulation(
     cpuinfo = machine.cpuinfo(model, host.cpus) if sandbox != NONE else ""
     native = launch.arch == host.arch
     why = "; ".join(text for text in (f"{emulator.path} passed its probe", launch.why_launcher) if text)
-    return Emulation(start, children, emulator.path, native, cpuinfo, library, tuple(preload)), (
+    starter = f"{_NATIVE}/{host.arch}/starter"
+    return Emulation(start, children, native, cpuinfo, starter, library, tuple(preload)), (
         Choice("emulator", f"{launch.launcher} {emulator.version}", why),
         Choice("processor", model.option or "its default", model.reason),
         Choice("children", children, why_children),
     )
 
 
-def _choose_children(host: Host, emulator: Emulator, sandbox: str) -> tuple[str, str]:
+def _choose_children(host: Host, sandbox: str) -> tuple[str, str]:
     """Choose what starts the emulator for the programs that the agent executes."""
     if sandbox == NONE:
         return PRELOAD, "binfmt_misc needs the sandbox"
     if sandbox != NAMESPACES:
         return PRELOAD, "without a user namespace binfmt_misc would be the whole machine's"
-    if emulator.loader:
-        return PRELOAD, f"binfmt_misc needs a static emulator, and {emulator.path} is linked dynamically"
     if host.binfmt_denied:
         return PRELOAD, f"no binfmt_misc in user namespaces: {host.binfmt_denied}"
     return BINFMT, "the sandbox's user namespace has its own"

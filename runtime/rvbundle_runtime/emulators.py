@@ -101,8 +101,9 @@ def _probe(emulator: Emulator, host: Host) -> str:
     if not program.is_file():
         return f"can't be probed: this installation of rvbundle has no probe for {emulator.guest}"
     trial = replace(host, emulators=(emulator,))
-    start = launchers.ALL[emulator.kind].start(trial, emulator.guest, "/")
-    done = _run(start.command(str(program), (str(program),)), start.env)
+    launcher = launchers.ALL[emulator.kind]
+    start = launcher.start(trial, emulator.guest, "/")
+    done = _run(start.command(str(program), (str(program), *launcher.probe)), start.env)
     if done.failure:
         return f"{done.failure} in its probe"
     if done.output.split()[:3] != ["rvbundle", _PROBE, emulator.guest]:

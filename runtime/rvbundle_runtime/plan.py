@@ -132,10 +132,11 @@ def make_plan(
 
 
 def _preload_list(emulation: Emulation | None) -> tuple[str, ...] | None:
-    if emulation is None or emulation.children == BINFMT:
+    if emulation is None:
         return None
-    # The list is not for an emulator's own ld.so, which would read it.
-    return () if emulation.start.preload else emulation.preload
+    if emulation.start.preload:
+        return ()  # the list is not for the emulator's own ld.so, which would read it
+    return None if emulation.children == BINFMT else emulation.preload
 
 
 def _choose_kernels(
@@ -212,7 +213,8 @@ def _environment(
     kernels: dict[str, str],
     emulation: Emulation | None,
 ) -> dict[str, str]:
-    env = {name: host.environ[name] for name in ENV_ALLOWED if name in host.environ}
+    env = dict(emulation.start.env) if emulation else {}
+    env |= {name: host.environ[name] for name in ENV_ALLOWED if name in host.environ}
     if network:
         env |= {name: host.environ[name] for name in ENV_PROXIES if name in host.environ}
     env |= {
@@ -231,8 +233,6 @@ def _environment(
         if not (emulation and emulation.start.preload):  # else they would be for the emulator's own ld.so
             env["LD_LIBRARY_PATH"] = f"{root}/{info.libdir}"
     env |= kernels
-    if emulation:
-        env |= emulation.start.env
     env |= info.env
     for name, value in options.env:
         if value is not None:

@@ -10,8 +10,9 @@ import stat
 from dataclasses import dataclass
 from typing import Protocol
 
+from rvbundle_runtime import binfmt
 from rvbundle_runtime import syscalls as sys_
-from rvbundle_runtime.emulation import EMULATE, EMULATOR_FILE, PRELOAD, Emulation
+from rvbundle_runtime.emulation import BINFMT, EMULATE, EMULATOR_FILE, PRELOAD, Emulation
 from rvbundle_runtime.errors import SandboxError
 from rvbundle_runtime.plan import HOME, Mount, Plan
 
@@ -196,6 +197,26 @@ class Cover:
 
 
 @dataclass(frozen=True)
+class MarkedCopy:
+    """Show a copy of an emulator for the host's own architecture that is not emulated itself (binfmt.py)."""
+
+    mount: Mount
+
+    def describe(self) -> str:
+        return f"copy {self.mount.source} to {self.mount.target}"
+
+    def execute(self) -> None:
+        with open(_resolve(self.mount.source), "rb") as file:
+            program = binfmt.marked(file.read())
+        os.makedirs(os.path.dirname(self.mount.target), exist_ok=True)
+        with open(self.mount.target, "wb") as file:
+            file.write(program)
+            os.fchmod(file.fileno(), 0o755)
+        sys_.mount(self.mount.target, self.mount.target, "", sys_.MS_BIND)
+        sys_.make_read_only(self.mount.target)
+
+
+@dataclass(frozen=True)
 class LeaveOldRoot:
     """Take the host's files away and make the root itself read-only."""
 
@@ -273,9 +294,11 @@ def _emulation(emulation: Emulation | None) -> list[Operation]:
     steps: list[Operation] = []
     if emulation and emulation.cpuinfo:
         steps.append(Cover("/proc/cpuinfo", emulation.cpuinfo))
+    if emulation:
+        show = MarkedCopy if emulation.native and emulation.children == BINFMT else Bind
+        steps += [show(Mount(source, target, read_only=True)) for source, target in emulation.start.files]
     if emulation and emulation.children == PRELOAD:
-        files = (*emulation.start.files, (emulation.library, EMULATE))
-        steps += [Bind(Mount(source, target, read_only=True)) for source, target in files]
+        steps.append(Bind(Mount(emulation.library, EMULATE, read_only=True)))
         steps.append(WriteFile(EMULATOR_FILE, emulation.start.settings()))
     return steps
 

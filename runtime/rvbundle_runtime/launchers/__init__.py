@@ -16,6 +16,7 @@ class Launcher(Protocol):
     """A way to run a payload; the members are those of a module."""
 
     name: str
+    probe: tuple[str, ...]  # the arguments of its probe (runtime/native/probe.c)
 
     def why_not(self, host: Host, arch: str) -> str:
         """Return why it can't run a payload for `arch` on `host`; "" if it can."""

@@ -4,11 +4,13 @@ from rvbundle_runtime.host import Host
 from rvbundle_runtime.launchers.start import Start, itself, usable, why_none
 
 name = "box64"
+probe = ("pages", "box64")
 GUEST = "x86_64"
 # docs/USAGE.md of box64: no banner and no files of settings; NaN and rounding as x86-64 does them; no AVX, so
 # that the processor is the one of machine.BOX64; libgomp as the payload has it (the wrapper knows four
 # functions only).
 _ENV = {
+    "HOME": "/",  # without one it crashes (0.3.4); most processes have their own
     "BOX64_NOBANNER": "1",
     "BOX64_LOG": "0",
     "BOX64_NORCFILES": "1",

@@ -4,6 +4,7 @@ from rvbundle_runtime.host import Host
 from rvbundle_runtime.launchers.start import Start
 
 name = "native"
+probe = ()
 
 
 def why_not(host: Host, arch: str) -> str:

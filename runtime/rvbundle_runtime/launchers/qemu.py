@@ -5,6 +5,7 @@ from rvbundle_runtime.launchers.start import Start, itself, usable, why_none
 from rvbundle_runtime.machine import model_for
 
 name = "qemu"
+probe = ("pages",)
 OLDEST = (9, 0)
 # They crash at once on some hosts and at random on others (lance-format/lance#7902,
 # chimera-linux/cports#1258).
@@ -33,4 +34,4 @@ def start(host: Host, arch: str, root: str) -> Start:
     plain = itself(emulator, confined=not root)
     model = model_for(name, arch).option
     words = (*plain.words, *(("-cpu", model) if model else ()), *(("-L", root) if root else ()))
-    return Start(words, plain.files, argv0="-0", env={"QEMU_CPU": model} if model else {})
+    return Start(words, plain.files, argv0="-0")

@@ -1,11 +1,14 @@
 import os
 import struct
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from rvbundle_runtime import binfmt
 from rvbundle_runtime.host import read_host
+from rvbundle_runtime.launchers import Start
 
 BOTH = ("x86_64", "aarch64", "riscv64")
 MACHINES = {"x86_64": 62, "aarch64": 183, "riscv64": 243}
@@ -59,17 +62,36 @@ def test_why_denied(code: int, text: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert binfmt.why_denied(os.getuid(), os.getgid()) == text
 
 
-def test_a_copy_that_does_not_match() -> None:
+def test_a_marked_program_does_not_match() -> None:
     """The emulator of the host's own architecture must not be run by itself."""
-    fd = binfmt._marked_copy(sys.executable)
-    try:
-        with open(sys.executable, "rb") as file:
-            original = file.read()
-        copy = os.pread(fd, len(original) + 1, 0)
-        assert len(copy) == len(original)
-        assert copy[:15] + original[15:16] + copy[16:] == original
-        line = binfmt.rule(read_host().arch, "/x")
-        assert matches(line, original)
-        assert not matches(line, copy)
-    finally:
-        os.close(fd)
+    original = Path(sys.executable).read_bytes()
+    marked = binfmt.marked(original)
+    assert marked[:15] + original[15:16] + marked[16:] == original
+    line = binfmt.rule(read_host().arch, "/x")
+    assert matches(line, original)
+    assert not matches(line, marked)
+
+
+START = Start(("/e/qemu", "-cpu", "Nehalem"), argv0="-0", argv0_variable="ARG0", env={"A": "1=2", "B": ""})
+
+
+def test_settings_of_the_starter() -> None:
+    text = binfmt._SETTINGS
+    program = b"\x7fELF" + bytes(60) + text + bytes(8192 - len(text)) + b"end"
+    result = binfmt.with_settings(program, START)
+    settings = b"\0".join([b"w/e/qemu", b"w-cpu", b"wNehalem", b"0-0", b"aARG0", b"vA=1=2", b"vB=", b"", b""])
+    assert len(result) == len(program)
+    assert result[64:].startswith(settings)
+    assert result.endswith(b"\0end")
+    with pytest.raises(OSError, match="Argument list too long"):
+        binfmt.with_settings(program, replace(START, env={"A": "x" * 9000}))
+
+
+@pytest.mark.parametrize("arch", BOTH)
+def test_every_starter_has_room_for_settings(arch: str) -> None:
+    program = (Path(binfmt.__file__).parent / "native" / arch / "starter").read_bytes()
+    place = program.index(binfmt._SETTINGS)
+    rest = program[place + len(binfmt._SETTINGS) : place + binfmt._SETTINGS_SIZE]
+    assert rest == bytes(binfmt._SETTINGS_SIZE - len(binfmt._SETTINGS))
+    assert matches(binfmt.rule(arch, "/x"), program)  # unless marked
+    assert not matches(binfmt.rule(arch, "/x"), binfmt.with_settings(program, START))

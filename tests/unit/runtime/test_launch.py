@@ -176,7 +176,8 @@ def test_an_emulated_run(image: Path, place: CachePlace, monkeypatch: pytest.Mon
     assert asked == [((ARCH,), place.base)]
     assert plan.argv == plan.command == ("/usr/bin/agent", "--now", "x")
     assert plan.emulation
-    assert (plan.emulation.children, plan.emulation.emulator) == ("binfmt_misc", "/opt/qemu")
+    assert plan.emulation.children == "binfmt_misc"
+    assert plan.emulation.start.files == (("/opt/qemu", "/run/rvbundle/emulator.d/qemu"),)
 
 
 def test_no_execution_allowed(image: Path, place: CachePlace, monkeypatch: pytest.MonkeyPatch) -> None:
