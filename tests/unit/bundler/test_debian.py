@@ -8,8 +8,7 @@ import pytest
 from rvbundle import debian
 from rvbundle.debian import Archive, Package
 from rvbundle_runtime.errors import EnvironmentSetupError
-
-from ..debs import make_deb
+from tests.debs import make_deb
 
 HEX = hashlib.sha256(b"package").hexdigest()
 POOL = "http://deb.example/debian/pool/main"
