@@ -34,6 +34,7 @@ from rvbundle.licences import Licence, Origin
 from rvbundle.stages import Key, StageCache, digest_of_files
 from rvbundle_runtime.bootstraps import BLOCK, MANIFEST
 from rvbundle_runtime.errors import EnvironmentSetupError
+from rvbundle_runtime.launchers import box64
 
 SUITE = "trixie"
 QEMU, BOX64 = "qemu", "box64"
@@ -42,6 +43,7 @@ _RUNTIME = Path(rvbundle_runtime.__file__).parent
 _OURS = "rvbundle_runtime"
 # What a foreign payload needs of us beside an emulator: see `runtime/native`.
 _NATIVE = ("emulate.so", "probe")
+_NATIVE_HERE = ("starter",)  # of the bootstrap's own machine
 _PACKAGES = (*hostpython.PYTHON, "libgcc-s1")
 _OPTIONAL = ("python3-zstandard",)  # newer Pythons have a decoder of their own
 # Modules that no import statement which is followed names, and who asks for them.
@@ -126,7 +128,10 @@ def make_bootstrap(
     compiler_packages = resolved(cache, host, hostpython.PYTHON)
     foreign = sorted(set(payloads) - {arch})
     natives = {
-        f"{payload}/{name}": _RUNTIME / "native" / payload / name for payload in foreign for name in _NATIVE
+        f"{machine}/{name}": _RUNTIME / "native" / machine / name
+        for machine, names in [*((payload, _NATIVE) for payload in foreign), (arch, _NATIVE_HERE)]
+        for name in names
+        if foreign
     }
     natives = {name: path for name, path in natives.items() if path.is_file()}
     key: Key = {
@@ -310,7 +315,10 @@ def _emulators(
                 raise EnvironmentSetupError(f"{SUITE}'s {EMULATORS[name]} for {arch} has no {program}")
             found[f"emulators/{program}"] = _File(_stripped(path), True, path)
             # A static program needs none. ld.so keeps its own name there: the program asks for that.
-            for library in needed_libraries([path], root / "usr/lib" / debian.TRIPLETS[arch]):
+            libraries = root / "usr/lib" / debian.TRIPLETS[arch]
+            opened = [libraries / file for file in box64.OPENED if name == BOX64]
+            needed = needed_libraries([path, *opened], libraries)
+            for library in dict.fromkeys([*needed, *opened]):
                 loader = library.name.startswith("ld-linux")
                 found[f"emulators/{program}.libs/{library.name}"] = _File(_stripped(library), loader, library)
     return found

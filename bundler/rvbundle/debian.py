@@ -228,9 +228,10 @@ def _unpack_one(file: Path, root: Path, only: Sequence[str]) -> list[str]:
         ]
         if not wanted:
             return []  # tar calls it an error
+        wanted.insert(0, "--no-recursion")  # a folder would take along what is named behind it, too
     exclude = [f"--exclude=./{path}" for path in _NOT_UNPACKED]
     done = process.run(
-        ["tar", "--extract", "--verbose", *_TAR, *exclude, "--directory", root, "--", *wanted],
+        ["tar", "--extract", "--verbose", *_TAR, *exclude, "--directory", root, *wanted],
         stdin=content,
     )
     return [line.removeprefix("./") for line in _lines(done) if not line.endswith("/")]

@@ -56,6 +56,8 @@ def _why_no_binfmt(host: Host) -> str:
         return f"{NO_BINFMT_VARIABLE} is set"
     if host.namespaces_denied:
         return "it needs a user namespace"
+    if not (_NATIVE / host.arch / "starter").is_file():
+        return "this installation of rvbundle has no starter for it"
     return binfmt.why_denied(host.uid, host.gid)
 
 
@@ -134,7 +136,11 @@ def _find_libraries(emulator: Emulator, interpreter: str) -> Emulator:
     listed = _run([interpreter, "--list", emulator.path], {})  # glibc's ld.so
     if listed.failure:
         return replace(emulator, probe=f"can't be started: its ld.so, {interpreter}, {listed.failure}")
-    return replace(emulator, loader=interpreter, libraries=tuple(_LISTED.findall(listed.output)))
+    found = {os.path.basename(path): path for path in _LISTED.findall(listed.output)}
+    beside = os.path.dirname(found.get("libc.so.6", interpreter))
+    opened = {name: f"{beside}/{name}" for name in box64.OPENED}
+    found |= {name: path for name, path in opened.items() if name not in found and os.path.exists(path)}
+    return replace(emulator, loader=interpreter, libraries=tuple(found.values()))
 
 
 @dataclass(frozen=True)

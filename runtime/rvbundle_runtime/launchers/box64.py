@@ -6,6 +6,17 @@ from rvbundle_runtime.launchers.start import Start, itself, usable, why_none
 name = "box64"
 probe = ("pages", "box64")
 GUEST = "x86_64"
+# The host's libraries that it opens by these names when a program of its guest needs them (its
+# src/wrapped/wrapped*.c): they are part of glibc and GCC, and nothing links them.
+OPENED = (
+    "libc.so.6",
+    "libdl.so.2",
+    "libgcc_s.so.1",
+    "libm.so.6",
+    "libpthread.so.0",
+    "librt.so.1",
+    "libutil.so.1",
+)
 # docs/USAGE.md of box64: no banner and no files of settings; NaN and rounding as x86-64 does them; no AVX, so
 # that the processor is the one of machine.BOX64; libgomp as the payload has it (the wrapper knows four
 # functions only).
