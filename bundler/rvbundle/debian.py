@@ -192,7 +192,7 @@ def _fetch_missing(archive: Archive, missing: Sequence[Package], pool: Path) -> 
         raise EnvironmentSetupError(
             f"{package.name} {package.version} as the lock has it can't be had from {archive.suite}:\n"
             f"{done.tail() or '    the archive has another file of that version'}",
-            "write the lock anew: rvbundle lock recipe.toml",
+            "write the lock anew: rvbundle lock RECIPE",
         )
 
 

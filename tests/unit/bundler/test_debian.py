@@ -426,7 +426,7 @@ def test_an_archive_with_another_file_of_that_version(apt: FakeApt, archive: Arc
     assert caught.value.message == (
         "b 1 as the lock has it can't be had from trixie:\n    the archive has another file of that version"
     )
-    assert caught.value.hint == "write the lock anew: rvbundle lock recipe.toml"
+    assert caught.value.hint == "write the lock anew: rvbundle lock RECIPE"
     assert [path.name for path in (archive.folder / "pool").iterdir()] == [f"{good.sha256}.deb"]
     assert not (archive.home / "fetched").exists()
 
