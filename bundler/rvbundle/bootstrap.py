@@ -43,7 +43,7 @@ _RUNTIME = Path(rvbundle_runtime.__file__).parent
 _OURS = "rvbundle_runtime"
 # What a foreign payload needs of us beside an emulator: see `runtime/native`.
 _NATIVE = ("emulate.so", "probe")
-_NATIVE_HERE = ("starter",)  # of the bootstrap's own machine
+_STARTER = "starter"  # it is a program for the machine itself
 _PACKAGES = (*hostpython.PYTHON, "libgcc-s1")
 _OPTIONAL = ("python3-zstandard",)  # newer Pythons have a decoder of their own
 # Modules that no import statement which is followed names, and who asks for them.
@@ -128,11 +128,10 @@ def make_bootstrap(
     compiler_packages = resolved(cache, host, hostpython.PYTHON)
     foreign = sorted(set(payloads) - {arch})
     natives = {
-        f"{machine}/{name}": _RUNTIME / "native" / machine / name
-        for machine, names in [*((payload, _NATIVE) for payload in foreign), (arch, _NATIVE_HERE)]
-        for name in names
-        if foreign
+        f"{payload}/{name}": _RUNTIME / "native" / payload / name for payload in foreign for name in _NATIVE
     }
+    if foreign:
+        natives[f"{arch}/{_STARTER}"] = _RUNTIME / "native" / arch / _STARTER
     natives = {name: path for name, path in natives.items() if path.is_file()}
     key: Key = {
         "packages": [package.sha256 for package in packages],
@@ -315,10 +314,9 @@ def _emulators(
                 raise EnvironmentSetupError(f"{SUITE}'s {EMULATORS[name]} for {arch} has no {program}")
             found[f"emulators/{program}"] = _File(_stripped(path), True, path)
             # A static program needs none. ld.so keeps its own name there: the program asks for that.
-            libraries = root / "usr/lib" / debian.TRIPLETS[arch]
-            opened = [libraries / file for file in box64.OPENED if name == BOX64]
-            needed = needed_libraries([path, *opened], libraries)
-            for library in dict.fromkeys([*needed, *opened]):
+            folder = root / "usr/lib" / debian.TRIPLETS[arch]
+            opened = [folder / library for library in box64.LIBRARIES] if name == BOX64 else []
+            for library in needed_libraries([path, *filter(Path.is_file, opened)], folder):
                 loader = library.name.startswith("ld-linux")
                 found[f"emulators/{program}.libs/{library.name}"] = _File(_stripped(library), loader, library)
     return found

@@ -12,8 +12,10 @@
  *    0    the option, after the words, whose value is the program's argv[0]
  *    a    the variable that tells argv[0], where this is not the program's path
  *    v    NAME=VALUE, for an environment without NAME
+ *    p    this program is executed by name, in the emulator's place; the words after its own follow
  *
- * and an empty string at the end.
+ * and an empty string at the end. With p, which comes first, it makes an emulator of what has to be
+ * started in another way (by an ld.so that lies elsewhere); box64 executes its own name for children.
  */
 #define _GNU_SOURCE
 #include "bare.h"
@@ -73,7 +75,7 @@ static bool is_same(const char *a, const char *b)
     return n == length(b) && same_bytes(a, b, n);
 }
 
-/* argv: what the kernel calls this program, the program's path, its argv[0], its arguments */
+/* argv: what this program is called; from the kernel the program's path, its argv[0]; the arguments */
 __attribute__((used)) _Noreturn void begin(long *stack)
 {
     long count = stack[0];
@@ -82,11 +84,12 @@ __attribute__((used)) _Noreturn void begin(long *stack)
     const char *instead = NULL;
     while (environment[variables])
         variables++;
-    if (count < 3)
-        leave("rvbundle: the emulator's starter is not to be called by hand\n");
-    char *call[(size_t)count + MAX_WORDS + 3], *with[variables + MAX_VARIABLES + 2];
     char *at = settings;
     __asm__("" : "+r"(at)); /* they are not what the compiler sees */
+    bool is_plain = *at == 'p';
+    if (count < (is_plain ? 1 : 3))
+        leave("rvbundle: the emulator's starter is not to be called by hand\n");
+    char *call[(size_t)count + MAX_WORDS + 3], *with[variables + MAX_VARIABLES + 2];
     for (; *at; at += length(at) + 1) {
         char *value = at + 1;
         if (words == MAX_WORDS || others == MAX_VARIABLES)
@@ -106,8 +109,9 @@ __attribute__((used)) _Noreturn void begin(long *stack)
             with[others++] = value;
         }
     }
-    call[words++] = argv[1];
-    for (long i = 3; i <= count; i++) /* with the NULL at the end */
+    if (!is_plain)
+        call[words++] = argv[1];
+    for (long i = is_plain ? 1 : 3; i <= count; i++) /* with the NULL at the end */
         call[words++] = argv[i];
     take_over(with, others, environment, instead);
     long result = sys4(SYS_execve, (long)call[0], (long)call, (long)with, 0);

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rvbundle_runtime import syscalls as sys_
 from rvbundle_runtime.launchers import Start
+from rvbundle_runtime.starter import marked, with_settings
 
 # ELF64, little-endian, version 1; any OSABI, as programs with IFUNCs or unique symbols say 3; padding zero.
 # Then ET_EXEC or ET_DYN (2 or 3: the lowest bit does not count) and the machine.
@@ -20,8 +21,6 @@ _TYPE, _TYPE_MASK = b"\x02\x00", b"\xfe\xff"
 _MACHINE = {"x86_64": b"\x3e\x00", "aarch64": b"\xb7\x00", "riscv64": b"\xf3\x00"}
 _MACHINE_MASK = b"\xff\xff"
 NO_BINFMT = "the kernel has none"
-_MARK_AT = 15  # the last byte of e_ident's padding, which nobody looks at
-_SETTINGS, _SETTINGS_SIZE = b"rvbundle starter: the settings go here\n\0", 8192  # as in starter.c
 _PLACE = "/proc"  # a folder that is there: the mount covers it for a moment
 # F: what is executed for a program is opened now, where it is; P: it is told the program's argv[0].
 _FLAGS = "PF"
@@ -58,42 +57,20 @@ def enter(uid: int, gid: int) -> int:
         sys_.umount_lazily(_PLACE)
 
 
-def register(instance: int, guest: str, starter: str, start: Start) -> None:
+def register(instance: int, guest: str, starter: str, start: Start, native: bool) -> None:
     """Have the kernel run programs for `guest` as `start` says, in what `enter` returned; raises OSError.
 
-    What is registered is a copy in memory of `starter` (runtime/native/starter.c) with these settings in it.
+    What is registered is a copy in memory of `starter` (runtime/native/starter.c) with these settings in it;
+    `native`: it is a program for `guest` itself.
     """
     fd = os.open("register", os.O_WRONLY | os.O_CLOEXEC, dir_fd=instance)
-    program = _in_memory(with_settings(Path(starter).read_bytes(), start))
+    data = with_settings(Path(starter).read_bytes(), start)
+    program = _in_memory(marked(data) if native else data)
     try:
         os.write(fd, rule(guest, f"/proc/self/fd/{program}"))
     finally:
         os.close(fd)
         os.close(program)
-
-
-def with_settings(starter: bytes, start: Start) -> bytes:
-    """Return the starter's program with the settings of `start`; raises OSError if there are too many."""
-    texts = [*(f"w{word}" for word in start.words), *([f"0{start.argv0}"] if start.argv0 else [])]
-    texts += [f"a{start.argv0_variable}"] if start.argv0_variable else []
-    texts += [f"v{name}={value}" for name, value in start.env.items()]
-    settings = b"".join(os.fsencode(text) + b"\0" for text in texts)
-    place = starter.index(_SETTINGS)
-    if len(settings) >= _SETTINGS_SIZE:
-        raise OSError(errno.E2BIG, os.strerror(errno.E2BIG), "settings of the emulator")
-    data = bytearray(starter)
-    data[place : place + _SETTINGS_SIZE] = settings.ljust(_SETTINGS_SIZE, b"\0")
-    return marked(bytes(data))
-
-
-def marked(program: bytes) -> bytes:
-    """Return a program that no rule matches: else the kernel would run an emulator by itself, and so on.
-
-    That matters where it is for the architecture that it emulates.
-    """
-    data = bytearray(program)
-    data[_MARK_AT] = 1
-    return bytes(data)
 
 
 def _in_memory(program: bytes) -> int:

@@ -10,7 +10,7 @@ from rvbundle_runtime.host import Host
 from rvbundle_runtime.selection import Launch
 from rvbundle_runtime.store import PayloadInfo
 
-BINFMT, PRELOAD = "binfmt_misc", "preload"
+BINFMT, PRELOAD, EMULATOR = "binfmt_misc", "preload", "emulator"
 EMULATE = "/run/rvbundle/emulate.so"  # in the sandbox: what puts the emulator before the programs executed
 EMULATOR_FILE = "/run/rvbundle/emulator"  # in the sandbox: what tells it how (docs/emulation.md)
 _NATIVE = f"{os.path.dirname(os.path.abspath(__file__))}/native"
@@ -21,9 +21,10 @@ class Emulation:
     """How a payload's programs are emulated.
 
     `start` is what comes before each; `children` is BINFMT (the kernel executes `starter`, which puts it
-    there) or PRELOAD (`library` puts it before what a program executes); both are files of the host. `native`
-    tells whether the payload is for the host's own architecture after all; `cpuinfo` replaces /proc/cpuinfo,
-    "" where the emulator does that; `preload` are the libraries that every program preloads.
+    there), PRELOAD (`library` puts it before what a program executes) or EMULATOR (it sees to children
+    itself); both are files of the host. `native` tells whether the payload is for the host's own architecture
+    after all; `cpuinfo` replaces /proc/cpuinfo, "" where the emulator does that; `preload` are the libraries
+    that every program preloads.
     """
 
     start: launchers.Start
@@ -49,12 +50,12 @@ def plan_emulation(
     assert emulator  # that is why it was chosen
     seen = "" if sandbox != NONE else root  # where the payload's programs see its root
     start = launchers.ALL[launch.launcher].start(host, launch.arch, seen)
-    children, why_children = _choose_children(host, sandbox)
+    children, why_children = _choose_children(host, sandbox, start)
     library = f"{_NATIVE}/{launch.arch}/emulate.so"
     preload = [f"{seen}/{GUARD}"] if info.trimmed else []
     if children == PRELOAD:
         preload.append(EMULATE if sandbox != NONE else library)
-    if start.preload:
+    if start.preload and preload:
         start = replace(start, env={**start.env, start.preload: ":".join(preload)})
     model = machine.model_for(launch.launcher, launch.arch)
     cpuinfo = machine.cpuinfo(model, host.cpus) if sandbox != NONE else ""
@@ -68,15 +69,19 @@ def plan_emulation(
     )
 
 
-def _choose_children(host: Host, sandbox: str) -> tuple[str, str]:
+def _choose_children(host: Host, sandbox: str, start: launchers.Start) -> tuple[str, str]:
     """Choose what starts the emulator for the programs that the agent executes."""
     if sandbox == NONE:
-        return PRELOAD, "binfmt_misc needs the sandbox"
-    if sandbox != NAMESPACES:
-        return PRELOAD, "without a user namespace binfmt_misc would be the whole machine's"
-    if host.binfmt_denied:
-        return PRELOAD, f"no binfmt_misc in user namespaces: {host.binfmt_denied}"
-    return BINFMT, "the sandbox's user namespace has its own"
+        why = "binfmt_misc needs the sandbox"
+    elif sandbox != NAMESPACES:
+        why = "without a user namespace binfmt_misc would be the whole machine's"
+    elif host.binfmt_denied:
+        why = f"no binfmt_misc in user namespaces: {host.binfmt_denied}"
+    else:
+        return BINFMT, "the sandbox's user namespace has its own"
+    if start.starts_children:
+        return EMULATOR, f"it starts all but scripts by itself; {why}"
+    return PRELOAD, why
 
 
 def choose_kernels(launch: Launch, info: PayloadInfo) -> tuple[Choice, dict[str, str]]:

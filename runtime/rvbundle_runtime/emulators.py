@@ -136,11 +136,10 @@ def _find_libraries(emulator: Emulator, interpreter: str) -> Emulator:
     listed = _run([interpreter, "--list", emulator.path], {})  # glibc's ld.so
     if listed.failure:
         return replace(emulator, probe=f"can't be started: its ld.so, {interpreter}, {listed.failure}")
-    found = {os.path.basename(path): path for path in _LISTED.findall(listed.output)}
-    beside = os.path.dirname(found.get("libc.so.6", interpreter))
-    opened = {name: f"{beside}/{name}" for name in box64.OPENED}
-    found |= {name: path for name, path in opened.items() if name not in found and os.path.exists(path)}
-    return replace(emulator, loader=interpreter, libraries=tuple(found.values()))
+    found = _LISTED.findall(listed.output)
+    libc = next((Path(path).parent for path in found if Path(path).name == "libc.so.6"), None)
+    more = [str(libc / name) for name in box64.LIBRARIES if libc and (libc / name).is_file()]
+    return replace(emulator, loader=interpreter, libraries=tuple(dict.fromkeys((*found, *more))))
 
 
 @dataclass(frozen=True)

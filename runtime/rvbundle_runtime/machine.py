@@ -16,7 +16,7 @@ class Model:
     """A processor model of an emulator: `option` is its name there, "" for the emulator's default.
 
     `family`, `model` and `stepping` are those of CPUID leaf 1; `flags` are names as in Linux's /proc/cpuinfo;
-    `name` is the brand text; `reason` says why it is emulated. Without flags nothing is known of it.
+    `name` is the brand text, "" where the emulator writes /proc/cpuinfo; `reason` says why it is emulated.
     """
 
     option: str
@@ -77,11 +77,11 @@ def model_for(kind: str, guest: str) -> Model:
 def cpuinfo(model: Model, cpus: Iterable[int]) -> str:
     """Return /proc/cpuinfo's text for x86-64: the processors `cpus`, each a core of its own in one package.
 
-    The lines are those of the kernel's arch/x86/kernel/cpu/proc.c; "" for a model that is not described.
+    The lines are those of the kernel's arch/x86/kernel/cpu/proc.c; "" where the emulator writes it.
     """
     numbers = list(cpus)
     blocks = []
-    for core, number in enumerate(numbers) if model.flags else ():
+    for core, number in enumerate(numbers) if model.name else ():
         lines = {
             "processor": number,
             "vendor_id": model.vendor,

@@ -10,10 +10,11 @@ import stat
 from dataclasses import dataclass
 from typing import Protocol
 
-from rvbundle_runtime import binfmt
+from rvbundle_runtime import starter
 from rvbundle_runtime import syscalls as sys_
 from rvbundle_runtime.emulation import BINFMT, EMULATE, EMULATOR_FILE, PRELOAD, Emulation
 from rvbundle_runtime.errors import SandboxError
+from rvbundle_runtime.launchers import Start
 from rvbundle_runtime.plan import HOME, Mount, Plan
 
 _OLD = "/oldroot"
@@ -206,14 +207,38 @@ class MarkedCopy:
         return f"copy {self.mount.source} to {self.mount.target}"
 
     def execute(self) -> None:
-        with open(_resolve(self.mount.source), "rb") as file:
-            program = binfmt.marked(file.read())
-        os.makedirs(os.path.dirname(self.mount.target), exist_ok=True)
-        with open(self.mount.target, "wb") as file:
-            file.write(program)
-            os.fchmod(file.fileno(), 0o755)
-        sys_.mount(self.mount.target, self.mount.target, "", sys_.MS_BIND)
-        sys_.make_read_only(self.mount.target)
+        _write_program(self.mount.target, starter.marked(_read(self.mount.source)))
+
+
+@dataclass(frozen=True)
+class WriteStarter:
+    """Put a program in an emulator's place that starts it in the way that it needs (starter.py)."""
+
+    source: str
+    start: Start
+
+    def describe(self) -> str:
+        return f"write {self.start.words[0]}"
+
+    def execute(self) -> None:
+        inner = Start(self.start.program, env=self.start.env)
+        program = starter.with_settings(_read(self.source), inner, plain=True)
+        _write_program(self.start.words[0], program)
+
+
+def _read(path: str) -> bytes:
+    with open(_resolve(path), "rb") as file:
+        return file.read()
+
+
+def _write_program(path: str, data: bytes) -> None:
+    """Write a program that nobody can change any more."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(data)
+        os.fchmod(file.fileno(), 0o755)
+    sys_.mount(path, path, "", sys_.MS_BIND)
+    sys_.make_read_only(path)
 
 
 @dataclass(frozen=True)
@@ -297,6 +322,8 @@ def _emulation(emulation: Emulation | None) -> list[Operation]:
     if emulation:
         show = MarkedCopy if emulation.native and emulation.children == BINFMT else Bind
         steps += [show(Mount(source, target, read_only=True)) for source, target in emulation.start.files]
+        if emulation.start.program:
+            steps.append(WriteStarter(emulation.starter, emulation.start))
     if emulation and emulation.children == PRELOAD:
         steps.append(Bind(Mount(emulation.library, EMULATE, read_only=True)))
         steps.append(WriteFile(EMULATOR_FILE, emulation.start.settings()))

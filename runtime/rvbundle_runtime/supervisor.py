@@ -108,7 +108,8 @@ def _unshare_outer(plan: Plan, uid: int, gid: int) -> int | None:
     # Two user namespaces, one inside the other: in the outer one, whose user 0 we are, binfmt_misc can be
     # used at all; in the inner one the agent has the user id that it has everywhere.
     instance = binfmt.enter(uid, gid)
-    binfmt.register(instance, plan.info.arch, plan.emulation.starter, plan.emulation.start)
+    emulation = plan.emulation
+    binfmt.register(instance, plan.info.arch, emulation.starter, emulation.start, emulation.native)
     sys_.unshare(sys_.CLONE_NEWUSER | sys_.CLONE_NEWPID)
     sys_.map_ids((uid, 0), (gid, 0))
     return instance

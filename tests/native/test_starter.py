@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rvbundle_runtime import binfmt
+from rvbundle_runtime import starter
 from rvbundle_runtime.launchers import Start
 
-NATIVE = Path(binfmt.__file__).parent / "native" / os.uname().machine
+NATIVE = Path(starter.__file__).parent / "native" / os.uname().machine
 # In the place of an emulator: prints its words and its environment, one a line.
 SHOW = '#!/bin/sh\nfor word; do echo "<$word>"; done\n/usr/bin/env | /usr/bin/sort\n'
 
@@ -23,13 +23,13 @@ def emulator(tmp_path: Path) -> Path:
 
 
 def run(
-    folder: Path, start: Start, *words: str, env: dict[str, str] | None = None
+    folder: Path, start: Start, *words: str, env: dict[str, str] | None = None, plain: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    starter = folder / "starter"
-    starter.write_bytes(binfmt.with_settings((NATIVE / "starter").read_bytes(), start))
-    starter.chmod(0o755)
+    program = folder / "starter"
+    program.write_bytes(starter.with_settings((NATIVE / "starter").read_bytes(), start, plain))
+    program.chmod(0o755)
     return subprocess.run(
-        ["starter", *words], executable=starter, env=env or {}, capture_output=True, text=True
+        ["starter", *words], executable=program, env=env or {}, capture_output=True, text=True
     )
 
 
@@ -71,6 +71,18 @@ def test_argv0_by_a_variable(emulator: Path, tmp_path: Path) -> None:
         ["</p>", "A=1", "ARG0=name"]
     )
     assert lines(run(tmp_path, start, "/p", "/p", env={"A": "1"})) == ["</p>", "A=1"]
+
+
+def test_in_the_place_of_an_emulator(emulator: Path, tmp_path: Path) -> None:
+    start = Start((str(emulator), "--library-path", "/l"), env={"A": "1"})
+    assert lines(run(tmp_path, start, "/p", "x", plain=True)) == [
+        "<--library-path>",
+        "</l>",
+        "</p>",
+        "<x>",
+        "A=1",
+    ]
+    assert lines(run(tmp_path, start, plain=True)) == ["<--library-path>", "</l>", "A=1"]
 
 
 def test_many_arguments_and_variables(emulator: Path, tmp_path: Path) -> None:

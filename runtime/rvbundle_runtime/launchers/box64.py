@@ -1,22 +1,15 @@
 """box64: translates x86-64 programs, and uses the host's libc for them."""
 
+from dataclasses import replace
+
 from rvbundle_runtime.host import Host
 from rvbundle_runtime.launchers.start import Start, itself, usable, why_none
 
 name = "box64"
 probe = ("pages", "box64")
 GUEST = "x86_64"
-# The host's libraries that it opens by these names when a program of its guest needs them (its
-# src/wrapped/wrapped*.c): they are part of glibc and GCC, and nothing links them.
-OPENED = (
-    "libc.so.6",
-    "libdl.so.2",
-    "libgcc_s.so.1",
-    "libm.so.6",
-    "libpthread.so.0",
-    "librt.so.1",
-    "libutil.so.1",
-)
+# What it opens by name at run time, beside what ld.so sees that it needs: glibc's other parts.
+LIBRARIES = ("libdl.so.2", "libpthread.so.0", "librt.so.1", "libutil.so.1")
 # docs/USAGE.md of box64: no banner and no files of settings; NaN and rounding as x86-64 does them; no AVX, so
 # that the processor is the one of machine.BOX64; libgomp as the payload has it (the wrapper knows four
 # functions only).
@@ -45,5 +38,6 @@ def start(host: Host, arch: str, root: str) -> Start:
     assert emulator  # why_not said so
     plain = itself(emulator, confined=not root)
     env = {**_ENV, "BOX64_LD_LIBRARY_PATH": f"{root}/lib:{root}/usr/lib"} if root else _ENV
-    variables = {"argv0_variable": "BOX64_ARG0", "preload": "BOX64_LD_PRELOAD"}
-    return Start(plain.words, plain.files, env=env, **variables)
+    return replace(
+        plain, env=env, argv0_variable="BOX64_ARG0", preload="BOX64_LD_PRELOAD", starts_children=True
+    )

@@ -1,5 +1,7 @@
 """QEMU's user mode: one process of the host for each process of the payload."""
 
+from dataclasses import replace
+
 from rvbundle_runtime.host import Host
 from rvbundle_runtime.launchers.start import Start, itself, usable, why_none
 from rvbundle_runtime.machine import model_for
@@ -38,4 +40,4 @@ def start(host: Host, arch: str, root: str) -> Start:
     plain = itself(emulator, confined=not root)
     model = model_for(name, arch).option
     words = (*plain.words, *(("-cpu", model) if model else ()), *(("-L", root) if root else ()))
-    return Start(words, plain.files, argv0="-0")
+    return replace(plain, words=words, argv0="-0")

@@ -20,14 +20,18 @@ class Start:
     `argv0` is the emulator's option, after the words, whose value is the program's argv[0]; `argv0_variable`
     a variable that says the same. `env` are variables that the emulator needs
     in every process; `preload` is the one by which it preloads libraries into programs, "" where their own
-    ld.so does that.
+    ld.so does that. Where `program` is not empty, the first word is a copy of the
+    starter (starter.py) that executes these words: the emulator can't be executed by itself.
+    `starts_children`: it knows its programs' children by itself, all but scripts.
     """
 
     words: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
+    program: tuple[str, ...] = ()
     argv0: str = ""
     argv0_variable: str = ""
     preload: str = ""
+    starts_children: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, program: str, argv: tuple[str, ...]) -> tuple[str, ...]:
@@ -75,13 +79,18 @@ def itself(emulator: Emulator, confined: bool) -> Start:
     """Return what starts the emulator: where it is linked dynamically, its ld.so with a folder of libraries.
 
     `confined`: it lies in the sandbox, whose other libraries are the payload's, of another architecture.
+    There it is still executed by one word, as which a starter stands.
     """
     if not confined:
         if emulator.carried:
             folder = emulator.loader.rpartition("/")[0]
             return Start((emulator.loader, "--library-path", folder, emulator.path))
         return Start((emulator.path,))
-    paths = [path for path in (emulator.path, emulator.loader, *emulator.libraries) if path]
-    shown = {path: f"{FOLDER}/{path.rpartition('/')[2]}" for path in paths}
-    before = (shown[emulator.loader], "--library-path", FOLDER) if emulator.loader else ()
-    return Start((*before, shown[emulator.path]), tuple(shown.items()))
+    name = f"{FOLDER}/{emulator.path.rpartition('/')[2]}"
+    if not emulator.loader:
+        return Start((name,), ((emulator.path, name),))
+    loader = f"{FOLDER}/{emulator.loader.rpartition('/')[2]}"
+    files = [(path, f"{FOLDER}/{path.rpartition('/')[2]}") for path in emulator.libraries]
+    files += [(emulator.loader, loader), (emulator.path, f"{name}.program")]
+    program = (loader, "--library-path", FOLDER, "--argv0", name, f"{name}.program")
+    return Start((name,), tuple(files), program)

@@ -97,15 +97,19 @@ def test_qemu_for_others_has_its_own_processor() -> None:
 
 def test_box64_brings_its_libraries() -> None:
     start = launchers.box64.start(replace(HOST, emulators=(BOX64,)), "x86_64", "")
-    assert start.words == (f"{FOLDER}/ld.so", "--library-path", FOLDER, f"{FOLDER}/box64")
-    assert start.files == (
-        ("/usr/bin/box64", f"{FOLDER}/box64"),
-        ("/lib/ld.so", f"{FOLDER}/ld.so"),
-        ("/lib/libc.so.6", f"{FOLDER}/libc.so.6"),
+    name = f"{FOLDER}/box64"  # by which box64 starts children: a starter stands there
+    assert start.words == (name,)
+    assert start.program == (
+        *(f"{FOLDER}/ld.so", "--library-path", FOLDER, "--argv0", name, f"{name}.program"),
     )
-    assert start.command("/bin/x", ("y", "z"))[-2:] == ("/bin/x", "z")
-    assert "argv0-variable BOX64_ARG0\n" in start.settings()
-    assert "variable BOX64_NORCFILES=1\n" in start.settings()
+    assert start.files == (
+        ("/lib/libc.so.6", f"{FOLDER}/libc.so.6"),
+        ("/lib/ld.so", f"{FOLDER}/ld.so"),
+        ("/usr/bin/box64", f"{name}.program"),
+    )
+    assert start.command("/bin/x", ("y", "z")) == (name, "/bin/x", "z")
+    assert (start.argv0_variable, start.preload) == ("BOX64_ARG0", "BOX64_LD_PRELOAD")
+    assert start.env["BOX64_NORCFILES"] == "1"
 
 
 def test_box64_without_a_sandbox() -> None:

@@ -9,8 +9,10 @@ import pytest
 
 from rvbundle_runtime import sandbox
 from rvbundle_runtime.errors import SandboxError
+from rvbundle_runtime.host import Emulator
 from rvbundle_runtime.options import RunOptions
 from rvbundle_runtime.plan import ColdPack, Mount, Plan, make_plan
+from rvbundle_runtime.selection import choose_launch
 
 from .test_plan import HOST, INFO
 
@@ -224,3 +226,57 @@ def test_optional_mounts_may_be_missing(tmp_path: Path, monkeypatch: pytest.Monk
 def test_write_file(tmp_path: Path) -> None:
     sandbox.carry_out([sandbox.WriteFile(f"{tmp_path}/etc/x", "text ü\n")])
     assert (tmp_path / "etc/x").read_bytes() == "text ü\n".encode()
+
+
+QEMU = Emulator("qemu", "x86_64", "/usr/bin/qemu-x86_64", "10.0.13")
+BOX64 = Emulator("box64", "x86_64", "/opt/box64", "0.3.4", loader="/lib/ld.so", libraries=("/lib/libc.so.6",))
+INSIDE = "/run/rvbundle/emulator.d"
+
+
+def emulated(arch: str, emulator: Emulator, binfmt_denied: str) -> list[str]:
+    """Return what is done for an emulated payload beside what is done for a native one."""
+    host = replace(HOST, arch=arch, namespaces_denied="", emulators=(emulator,), binfmt_denied=binfmt_denied)
+    info = replace(INFO, arch="x86_64")
+    options = RunOptions("x.rvb", emulator=emulator.kind)
+    launch = choose_launch(host, ("x86_64",), options, "x.rvb")
+    made = make_plan(host, "/store/x/root", info, options, ColdPack("", "none"), launch)
+    described = [step.describe() for step in sandbox.operations(made, 1000, 100)]
+    (start,) = [n for n, text in enumerate(described) if text == "mount /home/me/work as /agent"]
+    assert described[-1] == "take the host's files away"
+    return described[start + 1 : -1]
+
+
+def test_emulated_by_the_kernel() -> None:
+    assert emulated("riscv64", QEMU, "") == [
+        "replace /proc/cpuinfo",
+        f"mount /usr/bin/qemu-x86_64 as {INSIDE}/qemu-x86_64 read-only",
+    ]
+
+
+def test_emulated_on_its_own_architecture() -> None:
+    """The kernel must not run the emulator by itself."""
+    assert emulated("x86_64", QEMU, "") == [
+        "replace /proc/cpuinfo",
+        f"copy /usr/bin/qemu-x86_64 to {INSIDE}/qemu-x86_64",
+    ]
+
+
+def test_emulated_by_the_preload() -> None:
+    library = f"{Path(sandbox.__file__).parent}/native/x86_64/emulate.so"
+    assert emulated("riscv64", QEMU, "there is none") == [
+        "replace /proc/cpuinfo",
+        f"mount /usr/bin/qemu-x86_64 as {INSIDE}/qemu-x86_64 read-only",
+        f"mount {library} as /run/rvbundle/emulate.so read-only",
+        "write /run/rvbundle/emulator",
+        "write /etc/ld.so.preload",
+    ]
+
+
+def test_box64_with_libraries_of_its_own() -> None:
+    assert emulated("riscv64", BOX64, "there is none") == [
+        f"mount /lib/libc.so.6 as {INSIDE}/libc.so.6 read-only",
+        f"mount /lib/ld.so as {INSIDE}/ld.so read-only",
+        f"mount /opt/box64 as {INSIDE}/box64.program read-only",
+        f"write {INSIDE}/box64",
+        "write /etc/ld.so.preload",
+    ]
