@@ -252,17 +252,20 @@ def _locked(archive: Archive) -> Iterator[None]:
         yield
 
 
-def check_programs() -> None:
-    """Raise EnvironmentSetupError unless this machine has what fetches and unpacks Debian's packages."""
+def check_programs(otherwise: str) -> None:
+    """Raise EnvironmentSetupError unless this machine has what fetches and unpacks Debian's packages.
+
+    `otherwise` is what to do without them.
+    """
     for program in ("apt-get", "dpkg-deb"):
-        _needed(program)
+        _needed(program, otherwise)
 
 
-def _needed(program: str) -> None:
+def _needed(program: str, otherwise: str = "take the payload out of [payloads]") -> None:
     if shutil.which(program) is None:
         raise EnvironmentSetupError(
             f"there is no {program} on this machine, and Debian's packages are fetched by it",
-            "build on Debian or Ubuntu (a container will do), or take the payload out of [payloads]",
+            f"build on Debian or Ubuntu (a container will do), or {otherwise}",
         )
 
 
