@@ -53,7 +53,8 @@ each_place() {
         esac
         ;;
     esac
-    rv_user=${rv_user:-$(id -u)}
+    rv_user=${rv_user:-$(id -u 2>/dev/null)}
+    [ -n "$rv_user" ] || return # no such program: then only a folder of the user's own will do
     for rv_tmp in /var/tmp /tmp; do
         [ -d "$rv_tmp" ] && "$1" "$rv_tmp/rvbundle-$rv_user" && return
     done
