@@ -7,6 +7,7 @@ from rvbundle_runtime import families, launchers, machine
 from rvbundle_runtime.absent import GUARD
 from rvbundle_runtime.choice import NAMESPACES, NONE, Choice
 from rvbundle_runtime.host import Host
+from rvbundle_runtime.launchers import box64
 from rvbundle_runtime.selection import Launch
 from rvbundle_runtime.store import PayloadInfo
 
@@ -60,10 +61,12 @@ def plan_emulation(
     model = machine.model_for(launch.launcher, launch.arch)
     cpuinfo = machine.cpuinfo(model, host.cpus) if sandbox != NONE else ""
     native = launch.arch == host.arch
-    why = "; ".join(text for text in (f"{emulator.path} passed its probe", launch.why_launcher) if text)
+    hangs = info.trimmed and launch.launcher == box64.name
+    whys = (f"{emulator.path} passed its probe", launch.why_launcher, box64.NO_PAGES if hangs else "")
+    why = "; ".join(filter(None, whys))
     starter = f"{_NATIVE}/{host.arch}/starter"
     return Emulation(start, children, native, cpuinfo, starter, library, tuple(preload)), (
-        Choice("emulator", f"{launch.launcher} {emulator.version}", why),
+        Choice("emulator", f"{launch.launcher} {emulator.version}", why, warn=hangs),
         Choice("processor", model.option or "its default", model.reason),
         Choice("children", children, why_children),
     )

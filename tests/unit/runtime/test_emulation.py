@@ -100,8 +100,10 @@ def test_box64_has_its_own_ways(denied: str, children: tuple[str, str]) -> None:
     assert made.env["HOME"] == "/home/agent"  # box64 needs one, but not its own
     assert choice(made, "emulator") == (
         "box64 0.3.4",
-        "/usr/bin/box64 passed its probe; not qemu for x86_64: there is no qemu-x86_64 in PATH",
+        "/usr/bin/box64 passed its probe; not qemu for x86_64: there is no qemu-x86_64 in PATH; "
+        "it can't bring absent pages of libraries back: a program that needs one hangs",
     )
+    assert [c.what for c in made.choices if c.warn] == ["emulator"]
     free = plan(host, sandbox=False)
     assert not {"LD_PRELOAD", "LD_LIBRARY_PATH"} & free.env.keys()
 

@@ -66,6 +66,11 @@ def test_what_is_refused(tmp_path: Path, version: str, probe: str, reason: str) 
     assert found.probe.startswith(reason), found.probe
 
 
+def test_a_crash_may_be_chance(tmp_path: Path) -> None:
+    script(tmp_path / "q", probe=f"if mkdir {tmp_path}/first; then kill -ABRT $$; fi; exit 9")
+    assert examined(tmp_path / "q").probe == "ended with exit code 9 in its probe"
+
+
 def test_a_hanging_one_leaves_no_process(tmp_path: Path) -> None:
     mark = tmp_path / "pids"
     script(tmp_path / "q", probe=f"echo $$ >{mark}; sleep 60 & echo $! >>{mark}; wait")
