@@ -30,7 +30,7 @@ native: $(STAMP)
 	$(BIN)/python -m pytest tests/native
 
 integration: $(STAMP)
-	$(BIN)/python -m pytest tests/bad tests/integration
+	$(BIN)/python -m pytest tests/bad tests/integration tests/emulation
 
 # Others' test suites, inside an image and outside: takes an hour.
 peers: $(STAMP)
@@ -44,4 +44,4 @@ bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench.py
 
 clean:
-	rm -rf $(VENV) build runtime/rvbundle_runtime/native dist/*.rvb .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build runtime/rvbundle_runtime/native dist/*.rvb dist/*.run .mypy_cache .ruff_cache .pytest_cache

@@ -45,6 +45,7 @@ _MERGED = ("bin", "sbin", "lib", "lib64")  # links to folders of /usr; packages 
 _TAR = ("--no-same-owner", "--keep-directory-symlink", "--quoting-style=literal")
 _SIGNATURE = ("NO_PUBKEY", "not signed", "BADSIG", "EXPKEYSIG", "invalid signature")
 _UNKNOWN = re.compile(r"Unable to locate package (\S+)|Package '?(\S+?)'? has no installation")
+_UNMET = "The following packages have unmet dependencies:\n"
 _CONFIGURATION = """\
 APT::Architecture "{arch}";
 APT::Architectures "{arch}";
@@ -125,7 +126,7 @@ def resolve(archive: Archive, names: Sequence[str], optional: Sequence[str] = ()
         _configure(archive)
         _update(archive)
         known = _names(archive).intersection(optional)
-        done = _apt(archive, "--print-uris", "--yes", "-qq", "install", *names, *sorted(known))
+        done = _apt(archive, "--print-uris", "--yes", "-q", "install", *names, *sorted(known))
         if done.code:
             raise _not_resolved(archive, done)
     return tuple(sorted(parse_uris(done.stdout.decode()), key=lambda package: package.name))
@@ -192,7 +193,7 @@ def _fetch_missing(archive: Archive, missing: Sequence[Package], pool: Path) -> 
         raise EnvironmentSetupError(
             f"{package.name} {package.version} as the lock has it can't be had from {archive.suite}:\n"
             f"{done.tail() or '    the archive has another file of that version'}",
-            "write the lock anew: rvbundle lock recipe.toml",
+            "write the lock anew: rvbundle lock RECIPE",
         )
 
 
@@ -228,9 +229,10 @@ def _unpack_one(file: Path, root: Path, only: Sequence[str]) -> list[str]:
         ]
         if not wanted:
             return []  # tar calls it an error
+        wanted.insert(0, "--no-recursion")  # a folder would take along what is named behind it, too
     exclude = [f"--exclude=./{path}" for path in _NOT_UNPACKED]
     done = process.run(
-        ["tar", "--extract", "--verbose", *_TAR, *exclude, "--directory", root, "--", *wanted],
+        ["tar", "--extract", "--verbose", *_TAR, *exclude, "--directory", root, *wanted],
         stdin=content,
     )
     return [line.removeprefix("./") for line in _lines(done) if not line.endswith("/")]
@@ -250,17 +252,20 @@ def _locked(archive: Archive) -> Iterator[None]:
         yield
 
 
-def check_programs() -> None:
-    """Raise EnvironmentSetupError unless this machine has what fetches and unpacks Debian's packages."""
+def check_programs(otherwise: str) -> None:
+    """Raise EnvironmentSetupError unless this machine has what fetches and unpacks Debian's packages.
+
+    `otherwise` is what to do without them.
+    """
     for program in ("apt-get", "dpkg-deb"):
-        _needed(program)
+        _needed(program, otherwise)
 
 
-def _needed(program: str) -> None:
+def _needed(program: str, otherwise: str = "take the payload out of [payloads]") -> None:
     if shutil.which(program) is None:
         raise EnvironmentSetupError(
             f"there is no {program} on this machine, and Debian's packages are fetched by it",
-            "build on Debian or Ubuntu (a container will do), or take the payload out of [payloads]",
+            f"build on Debian or Ubuntu (a container will do), or {otherwise}",
         )
 
 
@@ -352,8 +357,10 @@ def _not_resolved(archive: Archive, done: process.Finished) -> EnvironmentSetupE
             f"Debian's {archive.suite} has no package {names} for {archive.arch}",
             "another suite may have it (debian:sid), or take the requirement out of the recipe",
         )
+    _, unmet, which = done.stdout.decode(errors="replace").partition(_UNMET)
+    said = process.indent_tail(unmet + which + done.stderr)
     return EnvironmentSetupError(
-        f"apt could not find out what is needed from {archive.suite}:\n{done.tail()}",
+        f"apt could not find out what is needed from {archive.suite}:\n{said}",
         f"the command was: {done.command}",
     )
 

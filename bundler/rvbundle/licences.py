@@ -153,8 +153,14 @@ def of_metadata(text: str, files: Sequence[str] = ()) -> Licence:
         _source_in(
             fields.get_all("Project-URL", []), fields.get("Home-page", ""), fields.get("Download-URL", "")
         ),
-        min(texts, key=lambda path: (len(path), path), default=""),
+        min(texts, key=_rank_of_text, default=""),
     )
+
+
+def _rank_of_text(path: str) -> tuple[bool, int, str]:
+    """Put licences before notices and lists of authors, and those of the whole before those of parts."""
+    name = os.path.basename(path).lower()
+    return not name.startswith(("licen", "copying")), len(path), path
 
 
 def _name_in(expression: str, licence: str, classifiers: Iterable[str]) -> str:

@@ -44,7 +44,7 @@ def parse_wanted(arches: str, emulators: str) -> Wanted:
 
     Raises UsageError, and EnvironmentSetupError if this machine lacks what fetches Debian's packages.
     """
-    debian.check_programs()
+    debian.check_programs("leave --self-running out")
     names = tuple(dict.fromkeys(arches.split(",")))
     for name in names:
         if name not in ARCHITECTURES:
@@ -164,7 +164,7 @@ def _script(title: str, table: Table, made: Sequence[Bootstrap]) -> bytes:
         ]
     arches = [section.arch for section in table.sections]
     values = {
-        "TITLE": title,
+        "TITLE": " ".join(title.split()),  # on one line, which is a comment
         "ARCHES": ", ".join(arches),
         "LIST": ",".join(arches),
         "SIZE": str(table.size),

@@ -1,7 +1,8 @@
 #!/bin/sh
 # rvbundle self-running file: @TITLE@
 #
-# It runs on Linux, on @ARCHES@, and needs nothing there but sh, dd, gzip, tar, ls, mkdir, rm and uname.
+# It runs on Linux, on @ARCHES@, and needs
+# nothing there but a shell and dd, gzip, tar, ls, chmod, mkdir, rm, uname: busybox will do.
 # Say `sh FILE --rvbundle-help` for its options. What follows this script is no text.
 #
 # The first start on a machine unpacks a small Python into a cache folder, which checks itself against
@@ -52,7 +53,8 @@ each_place() {
         esac
         ;;
     esac
-    rv_user=${rv_user:-$(id -u)}
+    rv_user=${rv_user:-$(id -u 2>/dev/null)}
+    [ -n "$rv_user" ] || return # no such program: then only a folder of the user's own will do
     for rv_tmp in /var/tmp /tmp; do
         [ -d "$rv_tmp" ] && "$1" "$rv_tmp/rvbundle-$rv_user" && return
     done
@@ -174,7 +176,7 @@ unpack() {
         "there is no place for the bootstrap:$rv_refused" "set RVBUNDLE_CACHE to a folder that will do"
     rv_free=$(free_space)
     [ -z "$rv_free" ] || [ "$rv_free" -ge "$rv_need" ] || no_space ", $rv_free KiB are free"
-    tell "rvbundle: first start on this machine, unpacking …"
+    tell "rvbundle: first start on this machine, unpacking ..."
     # What tar says is looked into: LC_ALL. -m and -o: no times, which a board without a clock would find
     # in its future, and no owners.
     rv_code=0
@@ -234,9 +236,13 @@ main() {
         die 107 "can't read the file that this was started from ($0)" "start it by its path"
     fi
     rv_machine=$(uname -m)
-    bootstrap_for "$rv_machine" ||
-        die 110 "$rv_self does not run on this machine ($rv_machine); it has: @ARCHES@" \
-            "build it for $rv_machine, too: rvbundle build --self-running @LIST@,$rv_machine"
+    if ! bootstrap_for "$rv_machine"; then
+        case $rv_machine in
+        riscv64 | aarch64 | x86_64) rv_hint="build it with --self-running @LIST@,$rv_machine" ;;
+        *) rv_hint="such a file can be built for riscv64, aarch64 and x86_64" ;;
+        esac
+        die 110 "$rv_self does not run on this machine ($rv_machine); it has: @ARCHES@" "$rv_hint"
+    fi
     unset LD_PRELOAD LD_LIBRARY_PATH LD_AUDIT LD_DEBUG LD_PROFILE GLIBC_TUNABLES
     rv_work='' rv_user=''
     each_place is_ready || unpack

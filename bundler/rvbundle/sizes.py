@@ -89,7 +89,7 @@ def measure(path: Path, place: CachePlace | None = None) -> dict[str, Any]:
             "libraries": _sum_by([row for row in rows if row["what"] == "library"], "path"),
             "trimmed": sorted(trimmed.values(), key=lambda library: -int(library["size"])),
             "whole": {
-                _label(index, arch, path): why
+                index.label(arch, path): why
                 for arch, whole in index.details.get("whole", {}).items()
                 for path, why in whole.items()
             },
@@ -109,7 +109,7 @@ def _rows(reader: Reader, side: str) -> list[dict[str, Any]]:
             package = payload.packages[entry.package].name if entry.package >= 0 else NO_PACKAGE
             rows.append(
                 {
-                    "path": _label(index, payload.arch, entry.path),
+                    "path": index.label(payload.arch, entry.path),
                     "package": _AGENT if entry.path.startswith("app/") else package,
                     "what": _what(entry),
                     "side": side,
@@ -119,11 +119,6 @@ def _rows(reader: Reader, side: str) -> list[dict[str, Any]]:
             )
             seen.update(entry.blobs)
     return rows
-
-
-def _label(index: fmt.Index, arch: str, path: str) -> str:
-    """Return a path as reports show it: with its payload, if there are several."""
-    return path if len(index.payloads) == 1 else f"{arch}: {path}"
 
 
 _Place = tuple[str, str]  # architecture and path
@@ -155,7 +150,7 @@ def _trimmed(reader: Reader, restored: dict[_Place, frozenset[int]]) -> dict[_Pl
                 for section, share in zip(sections, _shares(reader, entry, sections), strict=True):
                     section |= {"hot_compressed": round(share), "cold_compressed": 0}
                 found[payload.arch, entry.path] = {
-                    "path": _label(reader.index(), payload.arch, entry.path),
+                    "path": reader.index().label(payload.arch, entry.path),
                     "size": about["size"],
                     "hot": about["hot"],
                     "sections": sections,

@@ -125,6 +125,9 @@ def trace(recipe: Recipe, frozen: Frozen, agent: StagedAgent, processor: Process
         (records / _PRELOAD_LIST).write_text(f"{_TRACE_ALL}\n")
         constants.write_lists(frozen.tree, frozen.files, records)
         envs = [families_.environment(family, processor) for family in families] or [{}]
+        if frozen.emulators:
+            # Emulated processors have every feature; run natively, numpy is told not to use them.
+            envs += [off for family in families if (off := families_.held_back(family)) not in envs]
         watches = tuple(_Watch(env, records) for env in envs)
         try:
             workloads, modules = _run_all(recipe, frozen, agent, watches)

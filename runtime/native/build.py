@@ -6,11 +6,14 @@ import os
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 LIBRARIES = ["tracer", "traceall", "guard", "emulate"]
 INIT_FIRST = ["traceall", "guard"]
+# With libc.so.6 among what it needs: box64 binds weak symbols only to what is loaded by then.
+NEED_LIBC = ["emulate"]
 PROGRAMS = ["probe", "starter"]
 TARGETS = ["x86_64-linux-gnu.2.17", "aarch64-linux-gnu.2.17", "riscv64-linux-gnu.2.27"]
 COMPILE = [
@@ -58,13 +61,25 @@ def _build(result: Path, target: str, name: str, extra: list[str]) -> Path:
     flags = [*COMPILE, *EXTRA_FLAGS.get(target.split("-")[0], []), *extra]
     subprocess.run([*zig, *flags, "-o", str(compiled), str(FOLDER / f"{name}.c")], check=True)
     # zig tells the linker's input by its suffix: .o
-    link = LINK_PROGRAM if name in PROGRAMS else LINK
-    subprocess.run([*zig, *link, "-o", str(new), str(compiled)], check=True)
+    link = [*(LINK_PROGRAM if name in PROGRAMS else LINK), "-o", str(new), str(compiled)]
+    with tempfile.TemporaryDirectory() as folder:
+        if name in NEED_LIBC:
+            link += ["-Wl,--no-as-needed", str(_empty_libc(Path(folder), zig))]
+        subprocess.run([*zig, *link], check=True)
     compiled.unlink()
     if name in INIT_FIRST:
         _init_first(new)
     new.replace(result)
     return result
+
+
+def _empty_libc(folder: Path, zig: list[str]) -> Path:
+    """Make a library that is libc by its name alone: what is linked with it needs no version of a symbol."""
+    source, library = folder / "libc.c", folder / "libc.so.6"
+    source.write_text("")
+    command = [*zig, "-shared", "-nostdlib", "-Wl,-soname,libc.so.6", "-o", str(library), str(source)]
+    subprocess.run(command, check=True)
+    return library
 
 
 def _init_first(path: Path) -> None:

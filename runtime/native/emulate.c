@@ -54,6 +54,7 @@ static const char *words[MAX_WORDS], *variables[MAX_VARIABLES];
 static size_t word_count, variable_count;
 static const char *argv0_option, *argv0_variable;
 
+#define WEAK(function) extern __typeof__(function) function __attribute__((weak))
 extern char **environ __attribute__((weak));
 extern int *__errno_location(void) __attribute__((weak));
 extern void *dlsym(void *, const char *) __attribute__((weak));
@@ -61,8 +62,19 @@ extern char *dlerror(void) __attribute__((weak));
 /* glibc before 2.34 has dlsym() in a library of its own, which not every program needs. */
 extern void *__libc_dlopen_mode(const char *, int) __attribute__((weak));
 extern void *__libc_dlsym(void *, const char *) __attribute__((weak));
-extern FILE *fdopen(int, const char *) __attribute__((weak));
-extern int fclose(FILE *) __attribute__((weak));
+WEAK(faccessat);
+WEAK(fdopen);
+WEAK(fclose);
+WEAK(sigaction);
+WEAK(sigprocmask);
+WEAK(posix_spawnattr_init);
+WEAK(posix_spawnattr_setsigmask);
+WEAK(posix_spawnattr_setsigdefault);
+WEAK(posix_spawnattr_setflags);
+WEAK(posix_spawn_file_actions_init);
+WEAK(posix_spawn_file_actions_destroy);
+WEAK(posix_spawn_file_actions_adddup2);
+WEAK(posix_spawn_file_actions_addclose);
 
 static int fail(long result)
 {
@@ -137,15 +149,12 @@ static const char *descriptor_path(const char *path, int *fd)
     return *at ? NULL : at;
 }
 
+/* By libc, which knows what the kernel has; and box64 knows no faccessat(2) as a system call. */
 static long is_executable(int folder, const char *path)
 {
-    long result = -ENOSYS; /* faccessat2(2) is of Linux 5.8; old seccomp filters say EPERM */
-    if (sys4(SYS_getuid, 0, 0, 0, 0) != sys4(SYS_geteuid, 0, 0, 0, 0) ||
-        sys4(SYS_getgid, 0, 0, 0, 0) != sys4(SYS_getegid, 0, 0, 0, 0))
-        result = sys4(SYS_faccessat2, folder, (long)path, X_OK, AT_EACCESS);
-    if (result == -ENOSYS || result == -EPERM)
-        result = sys4(SYS_faccessat, folder, (long)path, X_OK, 0);
-    return result;
+    if (!faccessat || !__errno_location || faccessat(folder, path, X_OK, AT_EACCESS) == 0)
+        return 0;
+    return -*__errno_location();
 }
 
 /* Opens what the kernel would execute; a negative error if it wouldn't. */
@@ -804,8 +813,6 @@ SPAWN_FUNCTION(pidfd_spawnp, "pidfd_spawn", int, true)
 
 /* ---- system() and popen(): libc's use a posix_spawn() of its own ---- */
 
-static const unsigned long all_signals = ~0UL;
-
 /* Waits not for long: after fork(2) in another thread nobody opens it in the child. */
 static void lock(atomic_flag *flag)
 {
@@ -813,38 +820,22 @@ static void lock(atomic_flag *flag)
         sys4(SYS_sched_yield, 0, 0, 0, 0);
 }
 
-static void set_mask(const unsigned long *mask, unsigned long *old)
-{
-    sys4(SYS_rt_sigprocmask, SIG_SETMASK, (long)mask, (long)old, 8);
-}
-
-/* A handler must not run in the child: it has the parent's descriptors. execve(2) does the same. */
-static void drop_handlers(void)
-{
-    struct kernel_action action;
-    for (int signal = 1; signal <= 64; signal++)
-        if (sys4(SYS_rt_sigaction, signal, 0, (long)&action, 8) == 0 &&
-            action.handler != (void *)SIG_DFL && action.handler != (void *)SIG_IGN)
-            set_kernel_action(signal, (void *)SIG_DFL, 0, 0, NULL);
-}
-
-static _Noreturn void become_shell(const char *line, const unsigned long *mask)
+static int spawn_shell(const char *line, pid_t *pid, const posix_spawn_file_actions_t *actions,
+                       const posix_spawnattr_t *attributes)
 {
     const char *arguments[] = {"sh", "-c", "--", line, NULL};
-    drop_handlers();
-    set_mask(mask, NULL);
-    execute(SHELL, (strings)arguments, environ);
-    for (;;)
-        sys4(SYS_exit_group, 127, 0, 0, 0);
+    spawn_function *next = (spawn_function *)find_next("posix_spawn");
+    return next ? spawn(next, false, pid, SHELL, actions, attributes, (strings)arguments, environ)
+                : ENOSYS;
 }
 
-/* As fork(2), but without the handlers of pthread_atfork(3), like libc's own. */
-static long fork_child(void)
+/* glibc's sigset_t starts with the kernel's 64 bits. */
+static unsigned long *bits_of(sigset_t *set)
 {
-    return sys6(SYS_clone, SIGCHLD, 0, 0, 0, 0, 0);
+    return (unsigned long *)(void *)set;
 }
 
-static int wait_for(long pid)
+static int wait_for(pid_t pid)
 {
     int status;
     long result;
@@ -858,43 +849,58 @@ static int wait_for(long pid)
 static struct {
     atomic_flag lock;
     int calls;
-    struct kernel_action interrupt, quit;
+    struct sigaction interrupt, quit;
 } ignored = {.lock = ATOMIC_FLAG_INIT};
 
 static void ignore_keys(void)
 {
+    struct sigaction ignore;
+    memset(&ignore, 0, sizeof ignore);
+    ignore.sa_handler = SIG_IGN;
     lock(&ignored.lock);
     if (ignored.calls++ == 0) {
-        set_kernel_action(SIGINT, (void *)SIG_IGN, 0, 0, &ignored.interrupt);
-        set_kernel_action(SIGQUIT, (void *)SIG_IGN, 0, 0, &ignored.quit);
+        sigaction(SIGINT, &ignore, &ignored.interrupt);
+        sigaction(SIGQUIT, &ignore, &ignored.quit);
     }
     atomic_flag_clear(&ignored.lock);
 }
 
 static void put_keys_back(void)
 {
-    sys4(SYS_rt_sigaction, SIGINT, (long)&ignored.interrupt, 0, 8);
-    sys4(SYS_rt_sigaction, SIGQUIT, (long)&ignored.quit, 0, 8);
+    lock(&ignored.lock);
+    if (--ignored.calls == 0) {
+        sigaction(SIGINT, &ignored.interrupt, NULL);
+        sigaction(SIGQUIT, &ignored.quit, NULL);
+    }
+    atomic_flag_clear(&ignored.lock);
+}
+
+/* Starts the shell with the signals as they were before system(). An errno. */
+static int spawn_with_keys(const char *line, pid_t *pid, const sigset_t *mask)
+{
+    posix_spawnattr_t attributes;
+    sigset_t by_default = {0};
+    unsigned long *bits = bits_of(&by_default);
+    *bits |= ignored.interrupt.sa_handler != SIG_IGN ? 1UL << (SIGINT - 1) : 0;
+    *bits |= ignored.quit.sa_handler != SIG_IGN ? 1UL << (SIGQUIT - 1) : 0;
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setsigmask(&attributes, mask);
+    posix_spawnattr_setsigdefault(&attributes, &by_default);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    return spawn_shell(line, pid, NULL, &attributes);
 }
 
 static int run_shell(const char *line)
 {
-    unsigned long before, waiting;
+    sigset_t mask = {0}, before;
+    pid_t pid;
+    *bits_of(&mask) = 1UL << (SIGCHLD - 1);
     ignore_keys();
-    set_mask(&all_signals, &before);
-    waiting = before | 1UL << (SIGCHLD - 1);
-    long pid = fork_child();
-    if (pid == 0) {
-        put_keys_back();
-        become_shell(line, &before);
-    }
-    set_mask(&waiting, NULL);
-    int result = pid < 0 ? fail(pid) : wait_for(pid);
-    lock(&ignored.lock);
-    if (--ignored.calls == 0)
-        put_keys_back();
-    atomic_flag_clear(&ignored.lock);
-    set_mask(&before, NULL);
+    sigprocmask(SIG_BLOCK, &mask, &before);
+    /* POSIX: without a shell it is as if the shell had ended with 127. */
+    int result = spawn_with_keys(line, &pid, &before) == 0 ? wait_for(pid) : 127 << 8;
+    put_keys_back();
+    sigprocmask(SIG_SETMASK, &before, NULL);
     return result;
 }
 
@@ -910,7 +916,7 @@ EXPORT int system(const char *line)
 /* The streams of popen(). The pipe's inode tells whether a descriptor still is what it was. */
 static struct stream {
     FILE *file;
-    long pid;
+    pid_t pid;
     int fd;
     uint64_t inode;
 } streams[MAX_STREAMS];
@@ -930,29 +936,31 @@ static struct stream *free_stream(void)
     return NULL;
 }
 
-static _Noreturn void become_piped_shell(const char *line, int end, int target,
-                                         const unsigned long *mask)
+/* Starts the shell with one end of a pipe, which is none of 0 and 1. An errno. */
+static int spawn_piped(const char *line, pid_t *pid, int end, int target)
 {
-    for (struct stream *s = streams; s < streams + MAX_STREAMS; s++)
-        if (s->file && s->fd != end && inode_of(s->fd) == s->inode)
-            close_file(s->fd);
-    if (end == target)
-        sys4(SYS_fcntl, end, F_SETFD, 0, 0);
-    else
-        sys4(SYS_dup3, end, target, 0, 0);
-    become_shell(line, mask);
+    posix_spawn_file_actions_t actions;
+    int error = posix_spawn_file_actions_init(&actions);
+    if (error != 0)
+        return error;
+    error = posix_spawn_file_actions_adddup2(&actions, end, target);
+    for (struct stream *s = streams; s < streams + MAX_STREAMS && error == 0; s++)
+        if (s->file && s->fd != target && inode_of(s->fd) == s->inode)
+            error = posix_spawn_file_actions_addclose(&actions, s->fd);
+    if (error == 0)
+        error = spawn_shell(line, pid, &actions, NULL);
+    posix_spawn_file_actions_destroy(&actions);
+    return error;
 }
 
-/* Starts the shell with one end of a pipe; a negative error, or the child's number. */
-static long start_piped(const char *line, int end, int target)
+/* Before glibc 2.29 dup2() of a descriptor to itself leaves it close-on-exec: away from 0 and 1. */
+static int move_up(int fd)
 {
-    unsigned long before;
-    set_mask(&all_signals, &before);
-    long pid = fork_child();
-    if (pid == 0)
-        become_piped_shell(line, end, target, &before);
-    set_mask(&before, NULL);
-    return pid;
+    if (fd > 1)
+        return fd;
+    int moved = (int)sys4(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 2, 0);
+    close_file(fd);
+    return moved;
 }
 
 struct mode {
@@ -976,18 +984,19 @@ static bool read_mode(const char *text, struct mode *mode)
 
 static FILE *start_stream(struct stream *stream, const char *line, struct mode mode, int ends[2])
 {
-    int own = ends[mode.writes], other = ends[!mode.writes];
-    FILE *file = fdopen(own, mode.reads ? "r" : "w");
+    pid_t pid;
+    int own = ends[mode.writes], other = move_up(ends[!mode.writes]);
+    FILE *file = other < 0 ? NULL : fdopen(own, mode.reads ? "r" : "w");
     if (!file) {
         close_file(own);
         close_file(other);
         return NULL;
     }
-    long pid = start_piped(line, other, mode.reads ? 1 : 0);
+    int error = spawn_piped(line, &pid, other, mode.reads ? 1 : 0);
     close_file(other);
-    if (pid < 0) {
+    if (error != 0) {
         fclose(file);
-        fail(pid);
+        fail(-error);
         return NULL;
     }
     if (!mode.close_on_exec)
@@ -1025,7 +1034,7 @@ EXPORT FILE *popen(const char *line, const char *mode_text)
 EXPORT int pclose(FILE *file)
 {
     typedef int pclose_function(FILE *);
-    long pid = 0;
+    pid_t pid = 0;
     lock(&streams_lock);
     for (struct stream *s = streams; s < streams + MAX_STREAMS && pid == 0; s++)
         if (s->file == file) {
@@ -1123,7 +1132,7 @@ static void begin(strings environment)
     if (has_begun)
         return;
     has_begun = true;
-    const char *path = variable((char **)environment, "RVBUNDLE_EMULATOR_FILE");
+    const char *path = environment ? variable((char **)environment, "RVBUNDLE_EMULATOR_FILE") : NULL;
     read_config(path && *path ? path : "/run/rvbundle/emulator");
 }
 

@@ -257,27 +257,47 @@ def hold(folder: Path) -> int | None:
     except OSError:
         return None
     fcntl.flock(fd, fcntl.LOCK_SH)
+    with suppress(OSError):  # a store of somebody else's has no history
+        os.utime(fd)
     return fd
 
 
-def prune(base: Path) -> tuple[int, int]:
-    """Remove the bootstraps at `base` that nobody runs; return (bytes freed on disk, how many are in use)."""
+@dataclass(frozen=True)
+class Stored:
+    """A bootstrap in the store: its folder's name, bytes on disk, the time of its last start."""
+
+    key: str
+    size: int
+    used: float
+
+
+def list_stored(base: Path) -> list[Stored]:
+    """Return the complete bootstraps at `base`, the most recently used first."""
+    marks = (base / "bootstrap").glob(f"*/{READY}")
+    found = [Stored(m.parent.name, store.disk_usage(m.parent), m.stat().st_mtime) for m in marks]
+    return sorted(found, key=lambda stored: -stored.used)
+
+
+def prune(base: Path) -> tuple[list[Stored], list[Stored]]:
+    """Remove the bootstraps at `base` and what killed starts left; return (removed, in use).
+
+    One that is being unpacked stays. Raises StoreError.
+    """
     folder = base / "bootstrap"
-    freed = busy = 0
+    removed: list[Stored] = []
+    busy: list[Stored] = []
     if not folder.is_dir():
-        return 0, 0
+        return removed, busy
     with store.translated(base, "remove bootstraps from"), _locked(folder):
+        for stored in list_stored(base):
+            (busy if _in_use(folder / stored.key) else removed).append(stored)
+        for stored in removed:
+            (folder / stored.key / READY).unlink()  # from here on it is absent, whatever happens
         for place in sorted(p for p in folder.iterdir() if p.is_dir()):
-            if _in_use(place):
-                busy += 1
-                continue
-            if place.name.startswith("tmp.") and not _is_stale(place):
-                continue  # it is being unpacked
-            size = store.disk_usage(place)
-            (place / READY).unlink(missing_ok=True)  # from here on it is absent, whatever happens
-            shutil.rmtree(place)
-            freed += size
-    return freed, busy
+            unpacking = place.name.startswith("tmp.") and not _is_stale(place)
+            if not unpacking and not (place / READY).exists():
+                shutil.rmtree(place)
+    return removed, busy
 
 
 def _in_use(place: Path) -> bool:

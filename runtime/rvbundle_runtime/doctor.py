@@ -13,6 +13,7 @@ from rvbundle_runtime.checkup import GUESTS, Facts, read_facts
 from rvbundle_runtime.errors import HostError, UsageError
 from rvbundle_runtime.host import Emulator, read_host
 from rvbundle_runtime.launchers import qemu
+from rvbundle_runtime.launchers.start import SMALL_PAGES
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 
@@ -161,10 +162,7 @@ def _no_emulator(facts: Facts, guest: str) -> Finding:
     return Finding(OK, "emulators", f"{guest}: none, and none is needed for payloads of {facts.arch}")
 
 
-_INSTALL = (
-    f"install QEMU's user mode, version {'.'.join(map(str, qemu.OLDEST))} or newer, as a static program "
-    "(Debian 13: apt install qemu-user), or name a folder that has one: RVBUNDLE_EMULATORS=FOLDER"
-)
+_INSTALL = f"{qemu.INSTALL}, or name a folder that has one: RVBUNDLE_EMULATORS=FOLDER"
 
 
 def _emulator_advice(emulator: Emulator) -> str:
@@ -184,17 +182,9 @@ def _page_size(facts: Facts) -> Finding:
             f"{text}: payloads for {facts.arch} need 4 KiB",
             "boot a kernel with pages of 4 KiB",
         )
-    # box64 refuses to start unless it was built for the size. QEMU (9 and newer) copies what it can't map;
-    # but only whole pages of the kernel can be protected: beside present pages of a trimmed library its
-    # absent ones would be readable, as zeros.
-    return Finding(
-        WARN,
-        "page size",
-        f"{text}: arm64 payloads run (they are laid out for up to 64 KiB); "
-        "emulated x86_64 and riscv64 ones need 4 KiB",
-        "to emulate, boot a kernel with pages of 4 KiB (Raspberry Pi 5: kernel=kernel8.img in "
-        "/boot/firmware/config.txt)",
-    )
+    text += ": arm64 payloads run (they are laid out for up to 64 KiB); "
+    text += "emulated x86_64 and riscv64 ones need 4 KiB"
+    return Finding(WARN, "page size", text, f"to emulate, {SMALL_PAGES}")
 
 
 def _addresses(facts: Facts) -> Finding:

@@ -56,6 +56,8 @@ def _why_no_binfmt(host: Host) -> str:
         return f"{NO_BINFMT_VARIABLE} is set"
     if host.namespaces_denied:
         return "it needs a user namespace"
+    if not (_NATIVE / host.arch / "starter").is_file():
+        return "this installation of rvbundle has no starter for it"
     return binfmt.why_denied(host.uid, host.gid)
 
 

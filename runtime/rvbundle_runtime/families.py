@@ -160,6 +160,12 @@ def environment(family: Family, processor: Processor) -> dict[str, str]:
     return {**family.env, **({"NPY_DISABLE_CPU_FEATURES": " ".join(off)} if off else {})}
 
 
+def held_back(family: Family) -> dict[str, str]:
+    """Return the variables that hold the libraries to `family` on a processor that has every feature."""
+    off = {"NPY_DISABLE_CPU_FEATURES": " ".join(family.numpy)} if family.numpy else {}
+    return {**family.env, **off}
+
+
 def from_json(value: Mapping[str, Any]) -> Family:
     """Read what `dataclasses.asdict` made of a family; raises KeyError, TypeError or ValueError."""
     if not isinstance(value["needs"], list | tuple) or not isinstance(value["numpy"], list | tuple):

@@ -165,6 +165,10 @@ class Index:
     payloads: tuple[Payload, ...]
     details: dict[str, Any]
 
+    def label(self, arch: str, path: str) -> str:
+        """Return a path as reports show it: with its payload, if there are several."""
+        return path if len(self.payloads) == 1 else f"{arch}: {path}"
+
 
 def pack_header() -> bytes:
     """Return the header's bytes."""

@@ -3,7 +3,6 @@
 `rvbundle.cli` declares the same options to Typer for help and completion; a test compares the two.
 """
 
-import difflib
 from dataclasses import dataclass, field
 
 from rvbundle_runtime.errors import UsageError
@@ -95,6 +94,8 @@ def _take_option(words: list[str], found: _Collected) -> None:
         name, equals, value = word[:2], "=", word[2:]
     name = SHORT.get(name, name)
     if name not in OPTIONS:
+        import difflib  # late: a correct command line needs none of it
+
         close = difflib.get_close_matches(name, OPTIONS, 1)
         raise UsageError(
             f"run: no such option: {word}",

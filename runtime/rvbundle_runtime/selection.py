@@ -6,6 +6,7 @@ from rvbundle_runtime import launchers
 from rvbundle_runtime.errors import HostError
 from rvbundle_runtime.host import Host
 from rvbundle_runtime.launchers import native, qemu
+from rvbundle_runtime.launchers.start import SMALL_PAGES, why_pages
 from rvbundle_runtime.options import AUTO, NO_EMULATOR, RunOptions
 
 # The payloads in the order in which they are emulated: torch starts sooner on QEMU as x86-64 than as RISC-V.
@@ -95,8 +96,8 @@ def _nothing_fits(
     if options.emulator == NO_EMULATOR:
         return HostError(f"{what}, and --emulator none forbids emulation; {have}", "leave that option out")
     lines = "".join(f"\n  {line}" for line in refused)
+    first = SMALL_PAGES if all(why_pages(host, arch) for arch in available) else qemu.INSTALL
     return HostError(
         f"{what}, and no emulator will do; {have}{lines}",
-        f"install QEMU's user mode, version {'.'.join(map(str, qemu.OLDEST))} or newer, as a static program "
-        f"(Debian 13: apt install qemu-user), or build the image with a payload for {host.arch}",
+        f"{first}, or build the image with a payload for {host.arch}",
     )

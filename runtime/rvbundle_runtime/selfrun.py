@@ -240,13 +240,12 @@ def _prune(_started: Started, _: RunOptions) -> int:
 
     place = cache_place(os.environ, os.getuid())
     removed, busy = store.prune(place.base)
-    freed, running = bootstraps.prune(place.base)
-    size = sum(stored.size for stored in removed)
-    print(f"removed {len(removed)} unpacked images ({size >> 20} MiB) and bootstraps ({freed >> 20} MiB)")
+    gone, running = bootstraps.prune(place.base)
+    size, freed = sum(stored.size for stored in removed), sum(stored.size for stored in gone)
+    print(f"removed {len(removed)} unpacked images ({size >> 20} MiB)")
+    print(f"removed {len(gone)} bootstraps ({freed >> 20} MiB), kept {len(running)} that run, this one too")
     for stored in busy:
         print(f"kept {stored.name} {stored.version}: it is running")
-    if running:
-        print("kept the bootstrap that this runs by")
     return 0
 
 

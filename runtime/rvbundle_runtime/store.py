@@ -10,8 +10,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -272,6 +270,9 @@ def _write_piece(root: Path, entry: fmt.Entry, place: int, data: bytes | memoryv
 def _unpack(
     base: Path, reader: Reader, payload: fmt.Payload, info: PayloadInfo, progress: Progress | None
 ) -> None:
+    import shutil  # late: a warm run unpacks nothing, and these two import the compression modules
+    import tempfile
+
     name = f"{info.identity}-{info.arch}"
     folder = base / "store" / "tmp"
     folder.mkdir(parents=True, exist_ok=True)
@@ -409,6 +410,8 @@ def prune(base: Path, keys: set[str] | None = None) -> tuple[list[Stored], list[
 
 def _remove_unless_held(base: Path, key: str, folder: Path) -> bool:
     """Remove a folder of the payload `key` unless a run or an unpacking holds it; tell whether it went."""
+    import shutil
+
     lock = base / "store" / "locks" / f"{key}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -7,6 +7,7 @@ Each tells the other of its end: the supervisor dies with the launcher (PR_SET_P
 ends everything in its process-id namespace; the agent's end is reported through a pipe.
 """
 
+import errno
 import json
 import os
 import resource
@@ -30,6 +31,8 @@ _WAITED = frozenset({signal.SIGCHLD, *_FORWARDED})
 # foreground group, so it must not be forwarded a second time): asm-generic/siginfo.h
 _SI_KERNEL = 0x80
 _EXEC_FAILED = 127
+# execve(2) says of a program without its loader (PT_INTERP) that the program itself does not exist.
+_NO_LOADER = "this machine has no loader for it (the ld.so that it names)"
 _THREAD_EXIT_POLLS = 5000  # of a millisecond each
 
 
@@ -223,7 +226,8 @@ def _start(plan: Plan, old_mask: set[int | signal.Signals]) -> int:
             signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
             os.execve(plan.command[0], plan.command, plan.env)
         except OSError as error:
-            os.write(writing, f"{doing}: {error.strerror}".encode())
+            there = error.errno == errno.ENOENT and os.path.exists(doing)
+            os.write(writing, f"{doing}: {_NO_LOADER if there else error.strerror}".encode())
         except (ValueError, IndexError, OverflowError, TypeError) as error:
             os.write(writing, f"{doing}: {error}".encode("utf-8", "replace"))
         finally:
@@ -231,6 +235,12 @@ def _start(plan: Plan, old_mask: set[int | signal.Signals]) -> int:
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         failure = pipe.read().decode()
+    if failure.endswith(_NO_LOADER):
+        raise SandboxError(
+            f"the agent could not be started: {failure}",
+            "in the sandbox it has a C library of its own; see `rvbundle doctor` for what the sandbox lacks "
+            "here, or install the C library (glibc)",
+        )
     if failure:
         raise SandboxError(
             f"the agent could not be started: {failure}",

@@ -45,7 +45,7 @@ def _verify_one(reader: Reader) -> dict[str, Any]:
         except ImageError:
             damaged.add(number)
     bad = [
-        entry.path
+        index.label(payload.arch, entry.path)
         for payload in index.payloads
         for entry in payload.entries
         if any(_is_bad(reader, blob, damaged) for blob in entry.blobs)

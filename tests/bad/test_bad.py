@@ -17,9 +17,10 @@ A folder's `case.toml` holds:
     [[also]]    more commands for the same broken input: command, exit, expected, contains, stdout …
 
 All texts may use {folder} (the copy), {cache}, {image} (a copy of the probe agent's image), {probe} (that
-agent's folder), {python} (the interpreter that runs rvbundle). A `prepare.py` makes what can't lie in a
-repository: its `prepare(folder, image)` gets the copy and an image not to be changed (its cold pack lies
-beside it), and may return variables. The cache, if it is the case's own, is `folder.parent / "cache"`.
+agent's folder), {python} (the interpreter that runs rvbundle), {machine} (its architecture). A `prepare.py`
+makes what can't lie in a repository: its `prepare(folder, image)` gets the copy and an image not to be
+changed (its cold pack lies beside it), and may return variables. The cache, if it is the case's own, is
+`folder.parent / "cache"`.
 """
 
 import ctypes
@@ -48,6 +49,7 @@ NO_COPY = shutil.ignore_patterns("case.toml", "prepare.py", "__pycache__")
 PHASE = re.compile(r"(done|reused|failed)  | {8}\S")
 OUR_TRACEBACK = re.compile(r"Traceback .*rvbundle/__main__\.py", re.DOTALL)  # an agent's own is no fault
 PR_SET_CHILD_SUBREAPER = 36
+NO_STAGES = ("last", "locks", "frames", "debian")  # the last is what apt knows, and packages by their digests
 TIMEOUT = 120
 
 
@@ -67,6 +69,7 @@ class Place:
             "image": self.image,
             "probe": AGENTS / "probe",
             "python": sys.executable,
+            "machine": os.uname().machine,
         }
         for name, value in names.items():
             text = text.replace(f"{{{name}}}", str(value))
@@ -197,9 +200,12 @@ def strays(place: Place, before: list[str], after: list[str], leaves: list[str])
             parts = path.relative_to(place.cache).parts
             unpacking = parts[:2] == ("store", "tmp") and len(parts) > 2
             temporary = len(parts) > 2 and parts[0] == "build" and path.name.startswith(".")
-            half_payload = len(parts) == 2 and "-" in parts[1] and f"{path}/payload.json" not in there
-            stage = len(parts) == 3 and parts[0] == "build" and parts[1] not in ("last", "locks", "frames")
-            if unpacking or temporary or half_payload or (stage and f"{path}/key.json" not in there):
+            payload = len(parts) == 2 and parts[0] == "store" and "-" in parts[1]
+            half_payload = payload and f"{path}/payload.json" not in there
+            stage = len(parts) == 3 and parts[0] == "build" and parts[1] not in NO_STAGES
+            half_stage = stage and f"{path}/key.json" not in there
+            fetching = parts[:2] == ("build", "debian") and path.name == "fetched"
+            if unpacking or temporary or half_payload or half_stage or fetching:
                 found.append(str(path))
     return found
 

@@ -22,7 +22,7 @@ mkdir "$root/tmp/binfmt"
 mount -t binfmt_misc none "$root/tmp/binfmt"
 printf '%s' "$rule" > "$root/tmp/binfmt/register"
 cd "$root"
-exec env -i PATH=/usr/bin TERM=dumb chroot . "$@"
+exec env -i PATH=/usr/bin:/usr/sbin TERM=dumb chroot . "$@"
 """
 
 

@@ -77,6 +77,14 @@ def test_every_byte_of_a_library_comes_back(image: Path, fresh: dict[str, str], 
     assert there[64:end] == original[64:end]
 
 
+def test_tables_of_constants_are_absent_too(image: Path) -> None:
+    """And come back with the rest, see above; text is never among them."""
+    report = json.loads(run_cli("inspect", image, "--json").out)
+    about = report["details"]["trimmed"][report["payloads"][0]["arch"]][TORCH]
+    ((_, _, size, hot),) = (row for row in about["sections"] if row[0] == ".rodata")
+    assert size / 2 < hot < size * 0.9
+
+
 def whole_of_loads(data: bytes) -> int:
     """Return where what is loaded of an ELF file ends (symbol tables behind it stay cold)."""
     (offset,), (count,) = struct.unpack_from("<Q", data, 32), struct.unpack_from("<H", data, 56)

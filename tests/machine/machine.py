@@ -69,7 +69,7 @@ class Job:
     name: str
     script: str
     user: str = "user"  # uid 1000; or root
-    limit: int = 600
+    limit: int = 1800
 
 
 @dataclass(frozen=True)
@@ -422,7 +422,7 @@ def main() -> int:
     )
     parser.add_argument("files", nargs="*", type=Path, help="put into /media")
     parser.add_argument("--job", action="append", default=[], metavar="SCRIPT", help="instead of a shell")
-    parser.add_argument("--limit", type=int, default=600, help="seconds for each job")
+    parser.add_argument("--limit", type=int, default=1800, help="seconds for each job")
     parser.add_argument("--root", action="store_true", help="run the jobs as root")
     parser.add_argument("--cores", type=int, default=default.cores)
     parser.add_argument("--memory", type=int, default=default.memory, help="MiB")

@@ -20,16 +20,22 @@ from .machine import Board, Job, Outcome, Session
 
 pytestmark = pytest.mark.torch
 LOGS = Path(os.environ.get("RVBUNDLE_MACHINE_LOG", machine.WORK))
+BUILT = os.environ.get("RVBUNDLE_MACHINE_FILES")  # a folder: native/NAME.run and foreign/NAME.run
+BUILD_LIMIT = 5400  # seconds; a tenth is needed where nothing else runs
 Q, POLE = "tabular-q-1.0.0.run", "cartpole-policy-gradient-1.0.0.run"
 Q_ARGUMENTS = ["--episodes", "300", "--seed", "1", "--evaluate"]
 Q_WORDS = " ".join(Q_ARGUMENTS)
 
 
-def build(recipe: Path, folder: Path) -> Path:
-    """Build a recipe's self-running file for riscv64."""
-    done = run_cli("build", recipe, "--self-running", "riscv64", "--output", folder, timeout=3600)
+def build(recipe: str, folder: Path) -> Path:
+    """Build a recipe's self-running file for riscv64, unless RVBUNDLE_MACHINE_FILES has it built already."""
+    name = f"{recipe.split('/')[0]}-1.0.0.run"
+    if BUILT and (Path(BUILT) / folder.name / name).exists():
+        return Path(BUILT) / folder.name / name
+    self_running = ("--self-running", "riscv64", "--output", folder)
+    done = run_cli("build", RECIPES / recipe, *self_running, timeout=BUILD_LIMIT)
     assert done.code == 0, done.err
-    return next(folder.glob(f"{recipe.parent.name}-*.run"))
+    return folder / name
 
 
 @pytest.fixture(scope="session")
@@ -41,19 +47,17 @@ def parts() -> machine.Parts:
 @pytest.fixture(scope="session")
 def native(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The self-running files of both agents, with payloads for riscv64 and x86-64."""
-    folder = tmp_path_factory.mktemp("native")
-    recipe = Path(shutil.copytree(RECIPES / "tabular-q", folder / "tabular-q")) / "recipe.toml"
-    with recipe.open("a") as file:
-        file.write('\n[payloads]\nriscv64 = "debian:trixie"\n')
-    pole = RECIPES / "cartpole-policy-gradient" / "riscv64.toml"
-    return [build(recipe, folder / "out"), build(pole, folder / "out")]
+    folder = tmp_path_factory.mktemp("native", numbered=False)
+    return [build(f"{agent}/riscv64.toml", folder) for agent in ("tabular-q", "cartpole-policy-gradient")]
 
 
 @pytest.fixture(scope="session")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A self-running file for riscv64 that holds just a payload for x86-64, and so an emulator."""
-    found = build(RECIPES / "tabular-q" / "recipe.toml", tmp_path_factory.mktemp("foreign"))
-    return found.rename(found.with_name("foreign.run"))
+    folder = tmp_path_factory.mktemp("foreign", numbered=False)
+    copy = folder / "foreign.run"
+    shutil.copy(build("tabular-q/recipe.toml", folder), copy)
+    return copy
 
 
 @pytest.fixture(scope="session")
@@ -94,11 +98,11 @@ def board(parts: machine.Parts, native: list[Path], foreign: Path) -> Session:
         Job("q-again", f"cd; /media/{Q} {Q_WORDS}"),
         Job("q-moved", f'mkdir "$HOME/a b"; cd "$HOME/a b"; cp /media/{Q} "q 2.run"; "./q 2.run" {Q_WORDS}'),
         Job("q-root", f"cd; /media/{Q} {Q_WORDS}", user="root"),
-        Job("q-foreign", f"cd; /media/foreign.run {Q_WORDS}", limit=1200),
+        Job("q-foreign", f"cd; /media/foreign.run {Q_WORDS}"),
         Job("explain", f"/media/{POLE} --rvbundle-explain"),
-        Job("evaluate", f"cd; cp /media/{POLE} .; ./{POLE} --evaluate --evaluation-episodes 2", limit=1200),
+        Job("evaluate", f"cd; cp /media/{POLE} . && ./{POLE} --evaluate --evaluation-episodes 2"),
         Job("actions", f"cd; ./{POLE} --actions 200"),
-        Job("train", f"cd; ./{POLE} --episodes 6 --out runs; ls -l runs/policy.pt; cat runs/rewards.csv"),
+        Job("train", f"cd; ./{POLE} --episodes 6 --out runs && ls runs && cat runs/rewards.csv"),
         Job("resume", f"cd; ./{POLE} --resume runs/policy.pt --episodes 2 --out runs --evaluate-after 1"),
     ]
     return boot(parts, "board", [*native, foreign], jobs)
@@ -109,7 +113,7 @@ def vectors(parts: machine.Parts, native: list[Path]) -> Session:
     """A board with vectors of 256 bits (like a Banana Pi F3): other kernels of OpenBLAS are chosen."""
     jobs = [
         Job("facts", "grep -m 1 ^isa /proc/cpuinfo"),
-        Job("evaluate", f"cd; /media/{POLE} --evaluate --evaluation-episodes 2", limit=1200),
+        Job("evaluate", f"cd; /media/{POLE} --evaluate --evaluation-episodes 2"),
         Job("actions", f"cd; /media/{POLE} --actions 200"),
     ]
     return boot(parts, "vectors", native, jobs, Board(cpu="rv64,sv48=off,sv57=off,v=true,vlen=256"))
@@ -126,7 +130,7 @@ def firmware(parts: machine.Parts, native: list[Path], foreign: Path) -> Session
         Job("q", f"cd; /media/{Q} {Q_WORDS}"),
         Job("q-root", f"cd; /media/{Q} {Q_WORDS}", user="root"),
         Job("no-binfmt", "rmmod binfmt_misc", user="root"),
-        Job("q-foreign", f"cd; /media/foreign.run {Q_WORDS}", limit=1200),
+        Job("q-foreign", f"cd; /media/foreign.run {Q_WORDS}"),
         Job("no-namespaces", "echo 0 >/proc/sys/user/max_user_namespaces", user="root"),
         Job("q-denied", f"cd; /media/{Q} {Q_WORDS}"),
         Job("doctor", f"/media/{Q} --rvbundle-doctor"),
@@ -175,7 +179,7 @@ def test_tabular_q(board: Session, expected: list[str], job: str) -> None:
     assert [line for line in lines if line in expected] == expected
 
 
-@pytest.mark.parametrize("job", ["q", "q-root", "q-foreign", "q-open", "q-root-denied"])
+@pytest.mark.parametrize("job", ["q", "q-root", "q-foreign", "q-root-denied"])
 def test_tabular_q_on_a_kernel_that_lacks_things(firmware: Session, expected: list[str], job: str) -> None:
     for before in ("no-binfmt", "no-namespaces"):
         succeeded(firmware, before)
@@ -189,6 +193,9 @@ def test_a_plain_user_without_namespaces_is_told_what_to_do(firmware: Session) -
     assert "the sandbox needs user namespaces, and they can't be had" in done.output
     assert "sysctl -w user.max_user_namespaces=" in done.output
     assert "sysctl -w user.max_user_namespaces=" in firmware.outcomes["doctor"].output
+    # There is no C library on this board but what the sandbox shows.
+    assert firmware.outcomes["q-open"].code == SandboxError.exit_code
+    assert "this machine has no loader for it" in firmware.outcomes["q-open"].output
 
 
 def test_evaluation_of_the_shipped_checkpoint(board: Session) -> None:

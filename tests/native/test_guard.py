@@ -30,7 +30,7 @@ from tests.native.payload import (
     send,
     store,
 )
-from tests.native.toys import BUILD_PYTHON, EMULATOR, MACHINE, NATIVE, ONLY_NATIVE, TARGET, zig_build
+from tests.native.toys import BUILD_PYTHON, EMULATOR, LAYOUTS, MACHINE, NATIVE, ONLY_NATIVE, TARGET, zig_build
 
 SUM = "long sum = 0; for (int i = 0; i < 100; i++) sum += toy_table[i](1);"
 ALL = f"int main(void) {{ {SUM} return sum != 5050; }}"
@@ -282,14 +282,14 @@ READ = """
     }"""
 
 
-@pytest.fixture(params=["separate-code", pytest.param("noseparate-code", marks=ONLY_NATIVE)])
+@pytest.fixture(params=LAYOUTS)
 def numbers(request, payload) -> int:
     """A library whose table of numbers is absent but for its ends; the table's first page."""
-    path = payload.library("libtoy.so", 100, NUMBERS, f"-Wl,-z,{request.param}")
+    path = payload.library("libtoy.so", 100, NUMBERS, *request.param)
     first = payload.symbols()["numbers"]
     payload.trim(path, set(range(first + 1, first + 399)))
     absent = [s for s in payload.absent["usr/lib/libtoy.so"].segments if s.ranges]
-    assert [s.protection for s in absent] == [5 if request.param == "noseparate-code" else 1]
+    assert [s.protection for s in absent] == [5 if "-Wl,-z,noseparate-code" in request.param else 1]
     assert absent[0].ranges == (((first + 1) * PAGE, (first + 399) * PAGE),)
     return first
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.toys import EMULATOR, FUNCTIONS, MACHINE, ONLY_NATIVE, TARGET, zig_build
+from tests.native.toys import EMULATOR, FUNCTIONS, LAYOUTS, MACHINE, ONLY_NATIVE, TARGET, zig_build
 from tests.native.traced import TracerToys, read_record
 
 
@@ -135,9 +135,6 @@ READ = """
         printf("%d", sum + f3(1));
         return 0;
     }"""
-LAYOUTS = pytest.mark.parametrize(
-    "layout", ["separate-code", pytest.param("noseparate-code", marks=ONLY_NATIVE)]
-)
 
 
 def list_constants(toys: TracerToys, content: str, name: str = "libtoy.so") -> Path:
@@ -147,10 +144,10 @@ def list_constants(toys: TracerToys, content: str, name: str = "libtoy.so") -> P
     return path
 
 
-@LAYOUTS
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_exactly_the_listed_constants_are_watched(toys, layout):
     """In a segment of their own, and in one with code as on Debian's riscv64."""
-    toys.library("libtoy.so", FUNCTIONS, NUMBERS, f"-Wl,-z,{layout}")
+    toys.library("libtoy.so", FUNCTIONS, NUMBERS, *layout)
     program = toys.program(READ)
     first, text = (toys.symbols()[name] for name in ("numbers", "text"))
     toys.run(program)
@@ -227,13 +224,13 @@ def test_malformed_list_of_constants(toys, content):
     assert not toys.record_path().exists()
 
 
-@LAYOUTS
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_list_of_constants_of_another_library(toys, layout):
     """Pages of code, of data, of none, and such that only some bytes of constants are on."""
     extra = (
         f'const char a[] = "at one end"; {NUMBERS} const char b[] = "or the other"; int data[5000] = {{1}};'
     )
-    path = toys.library("libtoy.so", FUNCTIONS, extra, f"-Wl,-z,{layout}")
+    path = toys.library("libtoy.so", FUNCTIONS, extra, *layout)
     program = toys.program(READ)
     sections = subprocess.check_output(["readelf", "-SW", path], text=True)
     line = next(s for s in sections.splitlines() if " .rodata " in s)

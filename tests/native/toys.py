@@ -17,6 +17,15 @@ NATIVE = Path(__file__).resolve().parents[2] / "runtime" / "native"
 MACHINE = os.environ.get("RVBUNDLE_TEST_MACHINE", platform.machine())
 EMULATOR = os.environ.get("RVBUNDLE_TEST_EMULATOR", "").split()
 ONLY_NATIVE = pytest.mark.skipif(bool(EMULATOR), reason="starts programs from programs")
+# Flags: constants in a segment of their own, or in one with code (as on Debian's riscv64).
+LAYOUTS = [
+    pytest.param([] if EMULATOR else ["-Wl,-z,separate-code"], id="separate"),
+    pytest.param(
+        ["-Wl,-z,noseparate-code"],
+        id="one-segment",
+        marks=pytest.mark.skipif(bool(EMULATOR), reason="zig's linker always separates them"),
+    ),
+]
 TARGET = {
     "x86_64": "x86_64-linux-gnu.2.17",
     "aarch64": "aarch64-linux-gnu.2.17",

@@ -9,6 +9,10 @@ from rvbundle_runtime.machine import model_for
 name = "qemu"
 probe = ("pages",)
 OLDEST = (9, 0)
+INSTALL = (
+    f"install QEMU's user mode, version {'.'.join(map(str, OLDEST))} or newer, as a static program "
+    "(Debian 13: apt install qemu-user)"
+)
 # They crash at once on some hosts and at random on others (lance-format/lance#7902,
 # chimera-linux/cports#1258).
 CRASHING = ((8, 2, 0), (8, 2, 1), (8, 2, 2))

@@ -7,6 +7,10 @@ from rvbundle_runtime.host import Emulator, Host
 
 # Where the sandbox shows emulators: each file is a read-only mount of its own.
 FOLDER = "/run/rvbundle/emulator.d"
+_PAGE = 4096  # bytes
+SMALL_PAGES = (
+    "boot a kernel with pages of 4 KiB (Raspberry Pi 5: kernel=kernel8.img in /boot/firmware/config.txt)"
+)
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,23 @@ def usable(host: Host, kind: str, arch: str) -> Emulator | None:
     return next((e for e in host.emulators if (e.kind, e.guest, e.probe) == (kind, arch, "")), None)
 
 
+def why_pages(host: Host, arch: str) -> str:
+    """Return why the kernel's page size is wrong for an emulated payload for `arch`, "" if it is not.
+
+    box64 does not start where it was built for another size. QEMU copies what it can't map; but only whole
+    pages of the kernel can be protected, so that absent pages of a trimmed library would be readable, as
+    zeros, beside present ones. Libraries for arm64 are laid out, and trimmed, for pages of up to 64 KiB.
+    """
+    if host.page_size == _PAGE or arch == "aarch64":
+        return ""
+    return f"the kernel's pages are of {host.page_size >> 10} KiB, and payloads for {arch} need 4 KiB"
+
+
 def why_none(host: Host, kind: str, arch: str, names: str) -> str:
     """Return why no emulator of `kind` runs programs for `arch`; `names` is what was looked for."""
-    if usable(host, kind, arch):
-        return ""
+    pages = why_pages(host, arch)
+    if pages or usable(host, kind, arch):
+        return pages
     found = [f"{e.path} {e.probe}" for e in host.emulators if (e.kind, e.guest) == (kind, arch)]
     return "; ".join(found) or f"there is no {names} in PATH"
 

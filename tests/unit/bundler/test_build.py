@@ -1,16 +1,20 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rvbundle import build, environment, lock, trace
+from rvbundle import build, environment, foreign, lock, trace
+from rvbundle.debian import Package
 from rvbundle.environment import Interpreter
+from rvbundle.lock import LockedDebian
 from rvbundle.progress import Progress
+from rvbundle.recipe import Recipe
 from rvbundle.stages import StageCache
 from rvbundle.trace import Trace
-from rvbundle_runtime.errors import LockError
+from rvbundle_runtime.errors import LockError, UsageError
 
-from .test_lock import LOCK, recipe
+from .test_lock import HEX, LOCK, MACHINE, OTHER, recipe
 
 PYTHON = Interpreter(Path("/p"), "3.11.4", "3.11", Path("/s"), Path("/b"), "c", True)
 
@@ -96,3 +100,52 @@ def test_kept_trace(tmp_path: Path) -> None:
     assert build._kept_trace(path, {"tree": "y"}) is None
     path.write_text("damaged")
     assert build._kept_trace(path, key) is None
+
+
+@pytest.mark.parametrize("payloads", [(), (MACHINE,), (OTHER,), (OTHER, MACHINE)])
+def test_payloads_that_the_recipe_has(tmp_path: Path, payloads: tuple[str, ...]) -> None:
+    build._check_payloads(replace(recipe(tmp_path), debian={OTHER: "trixie"}), payloads)
+
+
+@pytest.mark.parametrize(
+    ("debian", "payloads", "have", "hint"),
+    [
+        ({}, (OTHER,), MACHINE, f'add it: [payloads] {OTHER} = "debian:trixie"'),
+        ({OTHER: "sid"}, (MACHINE, "mips"), f"{MACHINE}, {OTHER}", ""),
+        ({OTHER: "sid"}, ("",), f"{MACHINE}, {OTHER}", ""),
+    ],
+    ids=["not in the recipe", "not known", "empty"],
+)
+def test_payloads_that_the_recipe_has_not(
+    tmp_path: Path, debian: dict[str, str], payloads: tuple[str, ...], have: str, hint: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        build._check_payloads(replace(recipe(tmp_path), debian=debian), payloads)
+    assert caught.value.message == (
+        f"{tmp_path}/recipe.toml has no payload for {payloads[-1]}; it has: {have}"
+    )
+    assert caught.value.hint == hint
+
+
+def test_stages_of_other_architectures_have_a_history_of_their_own() -> None:
+    assert (build._named("trace", MACHINE), build._named("trace", OTHER)) == ("trace", f"trace-{OTHER}")
+
+
+def test_other_payloads_are_another_lock(
+    tmp_path: Path, resolved: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = LockedDebian(OTHER, "trixie", MACHINE, (Package("dash", "1", HEX),), (), ())
+    asked: list[object] = []
+
+    def lock_payloads(value: Recipe, found: lock.Lock, cache_base: Path) -> lock.Lock:
+        asked.append(cache_base)
+        return replace(found, debian=(part,)) if value.debian else found
+
+    monkeypatch.setattr(foreign, "lock_payloads", lock_payloads)
+    value = replace(recipe(tmp_path, *LOCK.requires), debian={OTHER: "trixie"})
+    cache = StageCache(tmp_path / "cache", "demo")
+    for _ in range(2):
+        assert build.get_lock(value, PYTHON, cache, Progress()) == replace(LOCK, debian=(part,))
+    assert asked == [tmp_path / "cache"]
+    assert build.get_lock(replace(value, debian={}), PYTHON, cache, Progress()) == LOCK
+    assert len(asked) == 2

@@ -255,7 +255,8 @@ def test_cache_commands(
     assert entry._main(["cache", "ls"]) == 0
     assert capsys.readouterr().out == f"{tmp_path}/cache\nno unpacked images\nno build stages\n"
     assert entry._main(["cache", "ls", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"base": f"{tmp_path}/cache", "images": [], "stages": []}
+    empty = {"images": [], "stages": [], "bootstraps": []}
+    assert json.loads(capsys.readouterr().out) == {"base": f"{tmp_path}/cache", **empty}
     assert entry._main(["cache", "prune"]) == 0
     assert capsys.readouterr().out == "removed 0 unpacked images (0 MiB)\nremoved the build stages (0 MiB)\n"
     assert entry._main(["cache", "prune", "--images"]) == 0

@@ -8,8 +8,7 @@ import pytest
 from rvbundle import debian
 from rvbundle.debian import Archive, Package
 from rvbundle_runtime.errors import EnvironmentSetupError
-
-from ..debs import make_deb
+from tests.debs import make_deb
 
 HEX = hashlib.sha256(b"package").hexdigest()
 POOL = "http://deb.example/debian/pool/main"
@@ -229,7 +228,7 @@ def test_resolve(apt: FakeApt, archive: Archive) -> None:
         "apt-config dump",
         "apt-get -qq --error-on=any update",
         "apt-cache pkgnames",
-        "apt-get --print-uris --yes -qq install dash python3-numpy",
+        "apt-get --print-uris --yes -q install dash python3-numpy",
     ]
 
 
@@ -331,14 +330,20 @@ def test_a_package_that_the_suite_lacks(apt: FakeApt, archive: Archive, said: st
 
 
 def test_packages_that_do_not_go_together(apt: FakeApt, archive: Archive) -> None:
-    apt.apt_get(install="echo 'E: Unable to correct problems, you have held broken packages.' >&2; exit 100")
+    apt.apt_get(
+        install="cat <<'X'\nReading package lists...\nSome packages could not be installed.\n\n"
+        "The following packages have unmet dependencies:\n a : Depends: b but it is not installable\nX\n"
+        "echo 'E: Unable to correct problems, you have held broken packages.' >&2; exit 100"
+    )
     with pytest.raises(EnvironmentSetupError) as caught:
         debian.resolve(archive, ["dash"])
     assert caught.value.message == (
         "apt could not find out what is needed from trixie:\n"
+        "    The following packages have unmet dependencies:\n"
+        "     a : Depends: b but it is not installable\n"
         "    E: Unable to correct problems, you have held broken packages."
     )
-    assert caught.value.hint == "the command was: apt-get --print-uris --yes -qq install dash"
+    assert caught.value.hint == "the command was: apt-get --print-uris --yes -q install dash"
 
 
 @pytest.mark.parametrize("program", ["apt-get", "dpkg-deb"])
@@ -427,7 +432,7 @@ def test_an_archive_with_another_file_of_that_version(apt: FakeApt, archive: Arc
     assert caught.value.message == (
         "b 1 as the lock has it can't be had from trixie:\n    the archive has another file of that version"
     )
-    assert caught.value.hint == "write the lock anew: rvbundle lock recipe.toml"
+    assert caught.value.hint == "write the lock anew: rvbundle lock RECIPE"
     assert [path.name for path in (archive.folder / "pool").iterdir()] == [f"{good.sha256}.deb"]
     assert not (archive.home / "fetched").exists()
 

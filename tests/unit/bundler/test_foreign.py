@@ -13,8 +13,8 @@ from rvbundle.foreign import choose_wheels, debian_name
 from rvbundle.licences import DebianPackage
 from rvbundle.lock import Lock, LockedDebian, LockedPackage
 from rvbundle_runtime.errors import EnvironmentSetupError
+from tests.debs import make_deb
 
-from ..debs import make_deb
 from .test_lock import HEX, recipe
 
 MACHINE = os.uname().machine

@@ -13,11 +13,11 @@ from rvbundle.licences import Licence
 from rvbundle_runtime import bootstraps
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime.bootstraps import Section, Table
-from rvbundle_runtime.errors import ImageError, StoreError
+from rvbundle_runtime.errors import ImageError, StoreError, UsageError
 from rvbundle_runtime.host import CachePlace
 from rvbundle_runtime.image import Reader
 
-from ..images import ARCH, SMALL, SMALL_TREE, build, forge, item, link, tree
+from ..images import ARCH, SMALL, SMALL_TREE, build, folder, forge, item, link, tree
 from ..runtime.test_plan import HOST
 
 
@@ -416,3 +416,91 @@ def test_a_bootstraps_list_of_licences_that_makes_no_sense(tmp_path: Path) -> No
     self_running(tmp_path / "demo.run", image, (("qemu-user", "10.0"),))
     with pytest.raises(ImageError, match="a row of licences that has not five texts"):
         inspection.list_licences(tmp_path / "demo.run")
+
+
+OTHER = "riscv64" if ARCH != "riscv64" else "x86_64"
+THEIRS = [item("usr/lib/data.txt", b"data " * 40), item("usr/lib/theirs.txt", b"theirs"), folder("app/empty")]
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Path:
+    """An image with payloads for this machine and for another."""
+    path = tmp_path / "demo-1.0.rvb"
+    build(path, others={OTHER: THEIRS})
+    return path
+
+
+def test_extract_the_payload_of_this_machine(both: Path, tmp_path: Path) -> None:
+    inspection.extract(both, tmp_path / "out")
+    assert tree(tmp_path / "out") == SMALL_TREE
+
+
+def test_extract_a_named_payload(both: Path, tmp_path: Path) -> None:
+    for arch, name in ((OTHER, "usr/lib/theirs.txt"), (ARCH, "usr/lib/copy.txt")):
+        result = inspection.extract(both, tmp_path / arch, arch)
+        assert result.note == "the hot part only (no demo-1.0.cold.rvb beside the image)"
+        assert name in tree(tmp_path / arch)
+    assert sorted(tree(tmp_path / OTHER)) == sorted(
+        ["app", "app/empty", "usr", "usr/lib", "usr/lib/data.txt", "usr/lib/theirs.txt"]
+    )
+
+
+def test_extract_a_named_payload_with_its_cold_part(both: Path, tmp_path: Path) -> None:
+    """The same path may hold something else in each payload of the cold pack."""
+    with Reader(both) as reader:
+        identity = reader.identity
+    cold = {arch: [item("usr/lib/cold.txt", arch.encode())] for arch in (ARCH, OTHER)}
+    build(tmp_path / "demo-1.0.cold.rvb", cold[ARCH], others={OTHER: cold[OTHER]}, bound_to=identity)
+    for arch in (ARCH, OTHER):
+        assert inspection.extract(both, tmp_path / arch, arch).note == "whole"
+        assert (tmp_path / arch / "usr/lib/cold.txt").read_bytes() == arch.encode()
+
+
+@pytest.mark.parametrize("arch", [None, "s390x", ""])
+def test_extract_a_payload_that_is_not_there(tmp_path: Path, arch: str | None) -> None:
+    others = [a for a in ("x86_64", "aarch64", "riscv64") if a != ARCH][:2]
+    build(tmp_path / "x.rvb", THEIRS, arch=others[0], others={others[1]: THEIRS})
+    with pytest.raises(UsageError) as caught:
+        inspection.extract(tmp_path / "x.rvb", tmp_path / "out", arch)
+    wanted = ARCH if arch is None else arch
+    assert caught.value.message == (
+        f"{tmp_path}/x.rvb has no payload for {wanted}; it has: {', '.join(others)}"
+    )
+    assert caught.value.hint == "name one of these: --payload ARCH"
+    assert not (tmp_path / "out").exists()
+
+
+def test_extract_the_only_payload(tmp_path: Path) -> None:
+    """Whatever machine it is for: to look into it is not to run it."""
+    build(tmp_path / "x.rvb", THEIRS, arch=OTHER)
+    inspection.extract(tmp_path / "x.rvb", tmp_path / "out")
+    assert (tmp_path / "out/usr/lib/theirs.txt").read_bytes() == b"theirs"
+
+
+def test_inspect_several_payloads(both: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = inspection.inspect(both, files=True)
+    assert [payload["arch"] for payload in report["payloads"]] == [ARCH, OTHER]
+    assert [row["path"] for row in report["payloads"][1]["entries"]] == sorted(i.path for i in THEIRS)
+    inspection.print_report(report)
+    out = capsys.readouterr().out
+    assert f"payload {ARCH} from wheels, Python 3.11.7, 8 files" in out
+    assert f"payload {OTHER} from wheels, Python 3.11.7, 3 files" in out
+
+
+def test_verify_several_payloads(both: Path) -> None:
+    """What both share is named for each."""
+    inspection.verify(both)
+    with Reader(both) as reader:
+        index = reader.index()
+        entry = next(e for e in index.payloads[1].entries if e.path == "usr/lib/data.txt")
+        frame = index.frames[index.blobs[entry.blob].frame]
+    data = bytearray(both.read_bytes())
+    data[frame.offset + 8] ^= 0xFF
+    both.write_bytes(data)
+    with pytest.raises(ImageError) as caught:
+        inspection.verify(both)
+    assert caught.value.message.splitlines()[1:] == [
+        f"    {ARCH}: usr/lib/copy.txt",
+        f"    {ARCH}: usr/lib/data.txt",
+        f"    {OTHER}: usr/lib/data.txt",
+    ]

@@ -84,6 +84,7 @@ def test_the_source_of_a_wheel(lines: list[str], source: str) -> None:
         (["d.dist-info/METADATA", "d.dist-info/licenses/LICENSE", "d.dist-info/licenses/a/LICENSE"], 1),
         (["d.dist-info/RECORD", "d.dist-info/COPYING.txt"], 1),
         (["d.dist-info/METADATA", "d.dist-info/Licence.md"], 1),
+        (["d.dist-info/licenses/NOTICE", "d.dist-info/licenses/AUTHORS", "d.dist-info/licenses/LICENSE"], 2),
         (["d.dist-info/METADATA", "d.dist-info/top_level.txt"], None),
     ],
 )

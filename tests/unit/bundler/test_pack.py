@@ -292,3 +292,163 @@ def test_a_file_that_the_agent_has_too_leaves_the_stable_part_stable(tmp_path: P
         build(tmp_path / "x.rvb", items)
         found.append(stable_part(tmp_path / "x.rvb"))
     assert found[0] == found[1]
+
+
+OTHER = "riscv64" if ARCH != "riscv64" else "x86_64"
+SHARED = [
+    item("usr/lib/data.bin", b"data" * 100),
+    item("usr/lib/shared.py", b"shared = 1\n", group="python"),
+    item("app/agent.py", b"print(1)\n", group=packing.AGENT),
+]
+OURS = [
+    *SHARED,
+    item("usr/lib/libours.so", b"ours" * 1000, group=packing.LIBRARIES),
+    item("usr/lib/ours.py", b"ours = 1\n", group="python"),
+    item("app/__pycache__/agent.pyc", b"bytecode of ours", group=packing.AGENT),
+]
+THEIRS = [
+    *SHARED,
+    item("usr/lib/libtheirs.so", b"theirs" * 1000, group=packing.LIBRARIES),
+    item("usr/lib/ours.py", b"theirs = 1\n", group="python"),
+    sparse("usr/lib/libsparse.so", 1000, chunk(b"s" * 10, (0, 10)), chunk(b"data" * 100, (100, 400))),
+    item("app/__pycache__/agent.pyc", b"bytecode of theirs", group=packing.AGENT),
+    link("bin", "usr/bin"),
+]
+
+
+def needed_frames(reader: Reader, arch: str) -> set[int]:
+    """Return the frames that hold a part of what a payload is made of."""
+    (payload,) = [p for p in reader.index().payloads if p.arch == arch]
+    blobs = {blob for entry in payload.entries for blob in entry.blobs}
+    return {frame for blob in blobs for frame, _, _ in reader.extents(blob)}
+
+
+def test_payloads_share_what_is_the_same(tmp_path: Path) -> None:
+    build(tmp_path / "x.rvb", OURS, others={OTHER: THEIRS})
+    inspection.verify(tmp_path / "x.rvb")
+    with Reader(tmp_path / "x.rvb") as reader:
+        index = reader.index()
+        first, second = ({e.path: e for e in payload.entries} for payload in index.payloads)
+        assert [payload.arch for payload in index.payloads] == [ARCH, OTHER]
+        for shared in SHARED:
+            assert first[shared.path].blob == second[shared.path].blob
+        assert second["usr/lib/libsparse.so"].pieces[1].blob == first["usr/lib/data.bin"].blob
+        assert first["usr/lib/ours.py"].blob != second["usr/lib/ours.py"].blob
+        contents = {i.content for i in (*OURS, *THEIRS) if isinstance(i.content, bytes)} | {b"s" * 10}
+        assert len(index.blobs) == len(contents)
+        assert sum(frame.raw_size for frame in index.frames) == sum(map(len, contents))
+
+
+def test_each_payload_is_unpacked_as_if_it_were_alone(tmp_path: Path) -> None:
+    build(tmp_path / "x.rvb", OURS, others={OTHER: THEIRS})
+    for arch, items in ((ARCH, OURS), (OTHER, THEIRS)):
+        (tmp_path / arch).mkdir()
+        build(tmp_path / arch / "alone.rvb", items, arch=arch)
+        trees = []
+        for image in (tmp_path / "x.rvb", tmp_path / arch / "alone.rvb"):
+            with Reader(image) as reader:
+                trees.append(tree(store.ensure(tmp_path / f"cache-{arch}", reader, arch).root))
+        assert trees[0] == trees[1]
+        assert trees[0]["app/__pycache__/agent.pyc"][2].startswith(b"bytecode of ")
+
+
+def test_frames_hold_one_payload_only(tmp_path: Path) -> None:
+    """Whoever unpacks one reads nothing of another but what both have."""
+    build(tmp_path / "x.rvb", OURS, others={OTHER: THEIRS})
+    with Reader(tmp_path / "x.rvb") as reader:
+        index = reader.index()
+        only: dict[int, set[str]] = {}
+        used = [{b for e in payload.entries for b in e.blobs} for payload in index.payloads]
+        for number, arch in enumerate((ARCH, OTHER)):
+            for blob in used[number] - used[1 - number]:
+                for frame, _, _ in reader.extents(blob):
+                    only.setdefault(frame, set()).add(arch)
+        assert all(len(archs) == 1 for archs in only.values())
+        assert {arch for archs in only.values() for arch in archs} == {ARCH, OTHER}
+        for blob in used[0] & used[1]:  # lies with the first
+            assert all(only.get(frame, {ARCH}) == {ARCH} for frame, _, _ in reader.extents(blob))
+
+
+@pytest.mark.parametrize("arch", [ARCH, OTHER])
+def test_unpacking_reads_no_other_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
+    build(tmp_path / "x.rvb", OURS, others={OTHER: THEIRS})
+    read: set[int] = set()
+    original = Reader.compressed_frame
+
+    def compressed_frame(self: Reader, number: int) -> bytes:
+        read.add(number)
+        return original(self, number)
+
+    monkeypatch.setattr(Reader, "compressed_frame", compressed_frame)
+    with Reader(tmp_path / "x.rvb") as reader:
+        store.ensure(tmp_path / "cache", reader, arch)
+        assert read == needed_frames(reader, arch)
+        assert read < set(range(len(reader.index().frames)))
+
+
+def test_a_second_payload_changes_no_frame_of_the_first(tmp_path: Path) -> None:
+    """So a copy of the smaller image saves all of these when the larger one is fetched."""
+    build(tmp_path / "alone.rvb", OURS)
+    before = sorted(p.name for p in (tmp_path / "frames").iterdir())
+    build(tmp_path / "both.rvb", OURS, others={OTHER: THEIRS})
+    assert {p.name for p in (tmp_path / "frames").iterdir()} > set(before)
+    frames = []
+    for name in ("alone.rvb", "both.rvb"):
+        with Reader(tmp_path / name) as reader:
+            frames.append([(frame.sha256, frame.size, frame.raw_size) for frame in reader.index().frames])
+    assert [frame for frame in frames[1] if frame in frames[0]] == frames[0]
+
+
+def test_the_agents_frames_come_last_of_all_payloads(tmp_path: Path) -> None:
+    """A changed agent moves nothing else, in either payload."""
+    built = []
+    for text in (b"print(1)\n", b"print(2), and more\n"):
+        agent = item("app/agent.py", text, group=packing.AGENT)
+        ours = [agent, *(i for i in OURS if i.path != agent.path)]
+        theirs = [agent, *(i for i in THEIRS if i.path != agent.path)]
+        build(tmp_path / "x.rvb", ours, others={OTHER: theirs})
+        with Reader(tmp_path / "x.rvb") as reader:
+            agents = {
+                frame
+                for payload in reader.index().payloads
+                for entry in payload.entries
+                if entry.path.startswith("app/")
+                for frame, _, _ in reader.extents(entry.blob)
+            }
+            frames = reader.index().frames
+            assert agents == set(range(len(frames) - 2, len(frames)))  # of both, and of the second alone
+            built.append(([f.sha256 for f in frames[:-2]], stable_part(tmp_path / "x.rvb")))
+    assert built[0] == built[1]
+
+
+def test_what_was_compressed_for_one_payload_serves_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    effort = packing.Effort(3, 4 << 20)
+    packing.compress(OURS, effort, tmp_path / "frames")
+    kept = {p.name for p in (tmp_path / "frames").iterdir()}
+    written: list[Path] = []
+    original = packing.write_atomically
+
+    def write(path: Path, data: bytes) -> None:
+        written.append(path)
+        original(path, data)
+
+    monkeypatch.setattr(packing, "write_atomically", write)
+    build(tmp_path / "x.rvb", OURS, others={OTHER: THEIRS}, effort=effort)
+    assert written
+    assert not kept & {path.name for path in written}
+
+
+@pytest.mark.parametrize("bound_to", ["", "ab" * 32], ids=["image", "cold pack"])
+def test_the_order_of_payloads_is_that_of_the_build(tmp_path: Path, bound_to: str) -> None:
+    identities = set()
+    for first, second in ((OURS, THEIRS), (THEIRS, OURS)):
+        archs = (ARCH, OTHER) if first is OURS else (OTHER, ARCH)
+        identities.add(
+            build(tmp_path / "x.rvb", first, arch=archs[0], others={archs[1]: second}, bound_to=bound_to)
+        )
+        with Reader(tmp_path / "x.rvb") as reader:
+            assert tuple(p.arch for p in reader.index().payloads) == archs
+            assert reader.bound_to == bound_to
+    assert len(identities) == 2

@@ -6,6 +6,8 @@ import pytest
 
 from rvbundle import sizes
 from rvbundle.sizes import Box, treemap
+from rvbundle_runtime import store
+from rvbundle_runtime.host import CachePlace
 from tests.unit.images import build, chunk, item, ranges, sparse
 
 ARCH = os.uname().machine
@@ -135,3 +137,64 @@ def test_colours_are_mixed_in_proportion() -> None:
     assert sizes._mix("#000000", "#ffffff", 0.0) == "#000000"
     assert sizes._mix("#000000", "#ff8000", 1.0) == "#ff8000"
     assert sizes._mix("#000000", "#ffffff", 0.5) == "#808080"
+
+
+OTHER = "riscv64" if ARCH != "riscv64" else "x86_64"
+
+
+def test_several_payloads(tmp_path: Path) -> None:
+    """Paths are told apart by their payloads; what both have is counted once."""
+    image, pack = tmp_path / "x.rvb", tmp_path / "x.cold.rvb"
+    agent = item("app/agent.py", b"a" * 100)
+    size = 64 << 10
+    sections = [[".text", 0, size, size // 2]]
+    about = {"size": size, "hot": size // 2, "sections": sections, "notes": []}
+    libraries = {
+        arch: sparse("usr/lib/libtoy.so", size, chunk(letter * (size // 2), (0, size // 2)))
+        for arch, letter in ((ARCH, b"o"), (OTHER, b"t"))
+    }
+    details = {
+        "trimmed": {arch: {"usr/lib/libtoy.so": about} for arch in libraries},
+        "whole": {ARCH: {"usr/lib/libc.so.6": "part of the C library"}, OTHER: {"usr/lib/libc.so.6": "too"}},
+    }
+    others = {OTHER: [agent, libraries[OTHER]]}
+    identity = build(image, [agent, libraries[ARCH]], others=others, details=details)
+    cold = {
+        arch: ranges("usr/lib/libtoy.so", size, chunk(arch.encode() * 100, (size // 2, len(arch) * 100)))
+        for arch in libraries
+    }
+    build(pack, [cold[ARCH]], others={OTHER: [cold[OTHER]]}, bound_to=identity)
+    report = sizes.measure(image)
+    names = {f"{arch}: usr/lib/libtoy.so" for arch in libraries}
+    assert {row["name"] for row in report["libraries"]} == names
+    assert {library["path"] for library in report["trimmed"]} == names
+    for library in report["trimmed"]:
+        (text,) = library["sections"]
+        assert text["hot_compressed"] > 0
+        assert text["cold_compressed"] > 0
+    assert report["whole"] == {
+        f"{ARCH}: usr/lib/libc.so.6": "part of the C library",
+        f"{OTHER}: usr/lib/libc.so.6": "too",
+    }
+    (row,) = [row for row in report["packages"] if row["name"] == "(the agent)"]
+    single = tmp_path / "single.rvb"
+    build(single, [agent, libraries[ARCH]])
+    (alone,) = [row for row in sizes.measure(single)["packages"] if row["name"] == "(the agent)"]
+    assert row["hot_compressed"] == alone["hot_compressed"]
+    assert sum(part["size"] for part in report["parts"]) <= image.stat().st_size
+    page = sizes.to_html(report)
+    assert all(page.count(f"<h3>{name}</h3>") == 1 for name in names)
+
+
+def test_runs_have_restored_pages_of_each_payload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 256 << 10
+    about = {"size": size, "hot": 4096, "sections": [[".text", 0, size, 4096]], "notes": []}
+    library = sparse("usr/lib/libtoy.so", size, chunk(b"x" * 4096, (0, 4096)))
+    details = {"trimmed": {arch: {"usr/lib/libtoy.so": about} for arch in (ARCH, OTHER)}}
+    build(tmp_path / "x.rvb", [library], others={OTHER: [library]}, details=details)
+    monkeypatch.setattr(store, "find", lambda *words: words[2])
+    runs = {ARCH: frozenset({1}), OTHER: frozenset({2, 3})}
+    monkeypatch.setattr(store, "restored_runs", lambda arch: {"usr/lib/libtoy.so": runs[arch]})
+    report = sizes.measure(tmp_path / "x.rvb", CachePlace(tmp_path, "a test"))
+    restored = {library["path"]: library["restored"] for library in report["trimmed"]}
+    assert restored == {f"{ARCH}: usr/lib/libtoy.so": 1, f"{OTHER}: usr/lib/libtoy.so": 2}

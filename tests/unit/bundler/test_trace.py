@@ -292,9 +292,12 @@ def test_another_architecture_is_traced_once(
     monkeypatch.setattr(native, "exists", lambda *_: True)
     monkeypatch.setattr(trace, "_in_tree", lambda *_: Finished("cmd", 0, b"ASIMDHP SVE2\n", ""))
     found = run_trace(replace(frozen(), arch=arch, emulators=Path("/e")))
-    ((watch,),) = runs
+    ((watch, *held_back),) = runs
     assert [(f.name, f.numpy) for f in found.families] == [(family, numpy)]
     assert dict(watch.env).items() >= env.items()
+    # Natively numpy is told not to use what the emulated processor has: then it runs other code.
+    off = [{**watch.env, "NPY_DISABLE_CPU_FEATURES": " ".join(numpy)}] if numpy else []
+    assert [dict(w.env) for w in held_back] == off
 
 
 def test_an_agent_that_can_not_be_watched(

@@ -140,6 +140,9 @@ def test_what_holds_others_than_x86() -> None:
         assert families.from_json(asdict(family)) == family
     env = environment(armv8, parse_cpuinfo(ARM))
     assert env["NPY_DISABLE_CPU_FEATURES"] == "ASIMDHP"
+    off = {"NPY_DISABLE_CPU_FEATURES": "ASIMDHP ASIMDDP ASIMDFHM SVE"}
+    assert families.held_back(armv8) == {**armv8.env, **off}
+    assert families.held_back(generic) == generic.env
 
 
 def test_numpy_is_only_told_of_features_that_it_knows() -> None:

@@ -37,6 +37,20 @@ def test_why_not() -> None:
     )
 
 
+@pytest.mark.parametrize("size", [16384, 65536])
+def test_pages_that_are_too_large(size: int) -> None:
+    host = replace(HOST, arch="aarch64", page_size=size, emulators=(QEMU, BOX64))
+    reason = f"the kernel's pages are of {size >> 10} KiB, and payloads for x86_64 need 4 KiB"
+    assert launchers.qemu.why_not(host, "x86_64") == reason
+    assert launchers.box64.why_not(host, "x86_64") == reason
+
+
+def test_arm64_payloads_are_laid_out_for_large_pages() -> None:
+    qemu_aarch64 = replace(QEMU, guest="aarch64")
+    host = replace(HOST, page_size=65536, emulators=(qemu_aarch64,))
+    assert launchers.qemu.why_not(host, "aarch64") == ""
+
+
 @pytest.mark.parametrize(
     ("version", "reason"),
     [

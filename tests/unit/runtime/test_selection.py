@@ -165,3 +165,19 @@ def test_nothing_fits(
         choose_launch(host, available, options(**given), "x.rvb")
     assert caught.value.message == message
     assert caught.value.hint.startswith(hint)
+
+
+def test_pages_that_are_too_large_for_what_an_image_has() -> None:
+    host = replace(HOST, arch="aarch64", page_size=16384, emulators=(QEMU,))
+    with pytest.raises(HostError) as caught:
+        choose_launch(host, ("x86_64",), options(), "x.rvb")
+    assert caught.value.message == (
+        "x.rvb has no payload for this machine (aarch64), and no emulator will do; it has: x86_64\n"
+        "  not qemu for x86_64: the kernel's pages are of 16 KiB, and payloads for x86_64 need 4 KiB\n"
+        "  not box64 for x86_64: the kernel's pages are of 16 KiB, and payloads for x86_64 need 4 KiB"
+    )
+    assert caught.value.hint == (
+        "boot a kernel with pages of 4 KiB (Raspberry Pi 5: kernel=kernel8.img in "
+        "/boot/firmware/config.txt), or build the image with a payload for aarch64"
+    )
+    assert choose_launch(host, ("x86_64", "aarch64"), options(), "x.rvb").native

@@ -133,6 +133,19 @@ def test_agent_that_can_not_be_started(argv: tuple[str, ...], workdir: str, mess
     assert last_line(run(*argv, workdir=workdir)) == ["SandboxError", message]
 
 
+def test_a_program_whose_loader_is_missing(tmp_path: Path) -> None:
+    """As without a sandbox on a machine with another C library, or none."""
+    program = tmp_path / "program"
+    data = bytearray(Path(os.path.realpath(sys.executable)).read_bytes())
+    start = data.index(b"/ld-linux-")
+    data[start : start + 4] = b"/no-"
+    program.write_bytes(data)
+    program.chmod(0o755)
+    message = f"the agent could not be started: {program}: this machine has no loader for it"
+    kind, said = last_line(run(str(program)))  # type: ignore[misc]
+    assert (kind, said) == ("SandboxError", f"{message} (the ld.so that it names)")
+
+
 @pytest.mark.parametrize(
     ("argv", "env", "memory"),
     [
