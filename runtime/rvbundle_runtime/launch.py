@@ -102,7 +102,8 @@ def prepare(host: Host, options: RunOptions, place: CachePlace, entry: tuple[str
         if selection.may_run_natively(host, options):  # a warm start: nothing is read but the footer
             unpacked = store.find(place.base, reader.identity, host.arch)
         if unpacked is None:
-            available = tuple(payload.arch for payload in reader.index().payloads)
+            available = store.known_payloads(place.base, reader.identity)
+            available = available or tuple(payload.arch for payload in reader.index().payloads)
             host, launch = choose(host, options, place, available, str(image))
             unpacked = store.find(place.base, reader.identity, launch.arch)
             unpacked = unpacked or _unpack(place, reader, launch.arch)

@@ -31,7 +31,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class PayloadInfo:
-    """The part of an index that a run needs. `trimmed`: some of its libraries lack pages."""
+    """The part of an index that a run needs.
+
+    `trimmed`: some of its libraries lack pages; `payloads` are the architectures that the image has.
+    """
 
     identity: str
     name: str
@@ -45,6 +48,7 @@ class PayloadInfo:
     env: dict[str, str]
     families: tuple[Family, ...] = ()
     trimmed: bool = False
+    payloads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ def describe(index: fmt.Index, payload: fmt.Payload, identity: str) -> PayloadIn
         index.env,
         payload.families,
         any(entry.kind == fmt.SPARSE for entry in payload.entries),
+        tuple(other.arch for other in index.payloads),
     )
 
 
@@ -86,13 +91,23 @@ def find(base: Path, identity: str, arch: str) -> Unpacked | None:
     try:
         value = json.loads((folder / "payload.json").read_bytes())
         families = tuple(from_json(family) for family in value["families"])
-        info = PayloadInfo(**{**value, "argv": tuple(value["argv"]), "families": families})
+        lists = {name: tuple(value[name]) for name in ("argv", "payloads")}
+        info = PayloadInfo(**{**value, **lists, "families": families})
         whole = (folder / "root").is_dir()
     except (OSError, ValueError, TypeError, KeyError):
         whole = False
     if not whole:
         return None  # absent, or damaged from outside: it is unpacked anew
     return Unpacked(folder / "root", info, _lock_path(base, identity, arch), fresh=False)
+
+
+def known_payloads(base: Path, identity: str) -> tuple[str, ...]:
+    """Return the architectures of an image that one of its unpacked payloads tells; () if none lies here."""
+    for folder in (base / "store").glob(f"{identity}-*"):
+        unpacked = find(base, identity, folder.name.rpartition("-")[2])
+        if unpacked:
+            return unpacked.info.payloads
+    return ()
 
 
 def restored(unpacked: Unpacked) -> list[str]:

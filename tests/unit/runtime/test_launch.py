@@ -163,6 +163,20 @@ def test_nothing_looks_for_emulators_before_a_native_run(
         launch.prepare(HERE, RunOptions(str(image), emulator="qemu"), place)
 
 
+def test_a_warm_emulated_start_reads_no_index(
+    image: Path, place: CachePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = (Emulator("qemu", ARCH, "/opt/qemu", "10.0.13"),)
+    monkeypatch.setattr(emulators, "look", lambda host, *_: replace(host, emulators=found, binfmt_denied=""))
+    options = RunOptions(str(image), emulator="qemu")
+    assert launch.prepare(HERE, options, place).unpacked.fresh
+    monkeypatch.delattr(launch.Reader, "index")
+    assert not launch.prepare(HERE, options, place).unpacked.fresh
+    with pytest.raises(HostError) as caught:
+        launch.prepare(HERE, replace(options, payload="s390x"), place)
+    assert caught.value.message == f"{image} has no payload for s390x; it has: {ARCH}"
+
+
 def test_an_emulated_run(image: Path, place: CachePlace, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Emulator("qemu", ARCH, "/opt/qemu", "10.0.13")
     asked = []
