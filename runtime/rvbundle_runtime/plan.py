@@ -108,10 +108,10 @@ def make_plan(
             else "--no-cwd",
         ),
     ]
+    own = emulation.start.memory if emulation else 0
     if options.memory is not None:
-        choices.append(
-            Choice("memory", f"{options.memory >> 20} MiB of data per process", "--memory (RLIMIT_DATA)")
-        )
+        why_memory = "--memory (RLIMIT_DATA)" + (f", and {own >> 20} MiB for the emulator" if own else "")
+        choices.append(Choice("memory", f"{options.memory >> 20} MiB of data per process", why_memory))
     env = _environment(host, info, options, network, confined, root, kernel_env, emulation)
     choices.append(Choice("environment", ", ".join(sorted(env)), "only these variables reach the agent"))
     return Plan(
@@ -123,7 +123,7 @@ def make_plan(
         env=env,
         argv=(*(prefix + word if word.startswith("/") else word for word in info.argv), *options.arguments),
         workdir="/agent" if confined else host.cwd,
-        memory=options.memory,
+        memory=None if options.memory is None else options.memory + own,
         cold=cold.path or None,
         choices=tuple(choices),
         emulation=emulation,

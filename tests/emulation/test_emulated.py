@@ -119,6 +119,12 @@ def test_standard_input(emulated: Emulated) -> None:
     assert emulated.run("echo", stdin="a\nb").out == "a\nb"
 
 
+def test_memory(emulated: Emulated) -> None:
+    """The emulator's own does not count."""
+    assert emulated.run("memory", "100", options=("--memory", "64m")).out == "refused\n"
+    assert emulated.run("memory", "100", options=("--memory", "256m")).out == "got 100\n"
+
+
 def test_children_of_every_kind(emulated: Emulated) -> None:
     before = Path("/proc/self/mountinfo").read_text()
     result = emulated.run("children")

@@ -18,10 +18,10 @@ class Start:
     """How programs are started: `words` come before each, `files` (host's path, the sandbox's) are visible.
 
     `argv0` is the emulator's option, after the words, whose value is the program's argv[0]; `argv0_variable`
-    a variable that says the same. `env` are variables that the emulator needs
-    in every process; `preload` is the one by which it preloads libraries into programs, "" where their own
-    ld.so does that. Where `program` is not empty, the first word is a copy of the
-    starter (starter.py) that executes these words: the emulator can't be executed by itself.
+    a variable that says the same. `env` are variables that the emulator needs in every process; `preload` is
+    the one by which it preloads libraries into programs, "" where their own ld.so does that. Where `program`
+    is not empty, the first word is a copy of the starter (starter.py) that executes these words: the emulator
+    can't be executed by itself. `memory` are the bytes of data that the emulator takes in each process.
     `starts_children`: it knows its programs' children by itself, all but scripts.
     """
 
@@ -31,6 +31,7 @@ class Start:
     argv0: str = ""
     argv0_variable: str = ""
     preload: str = ""
+    memory: int = 0
     starts_children: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
 

@@ -137,6 +137,16 @@ def test_nothing_of_the_callers_emulators_gets_in() -> None:
         assert not environ.keys() & made.env.keys()
 
 
+def test_the_emulators_memory_is_not_the_agents() -> None:
+    made = plan(memory=64 << 20)
+    assert made.memory == 224 << 20
+    assert choice(made, "memory") == (
+        "64 MiB of data per process",
+        "--memory (RLIMIT_DATA), and 160 MiB for the emulator",
+    )
+    assert plan().memory is None
+
+
 def test_every_choice_has_a_reason() -> None:
     made = plan()
     assert all(c.what and c.value and c.reason for c in made.choices)

@@ -76,6 +76,7 @@ def test_qemu_in_the_sandbox() -> None:
         words=(inside, "-cpu", "Nehalem"),
         files=(("/usr/bin/qemu-x86_64", inside),),
         argv0="-0",
+        memory=160 << 20,
     )
     assert start.command("/usr/bin/python3", ("python", "-c", "1")) == (
         *(inside, "-cpu", "Nehalem", "-0", "python", "/usr/bin/python3", "-c", "1"),

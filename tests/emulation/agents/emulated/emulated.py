@@ -166,6 +166,15 @@ def untraced():
 
 
 @check
+def memory(mebibytes):
+    """Try to use that much memory."""
+    try:
+        print("got", len(bytearray(int(mebibytes) << 20)) >> 20)
+    except MemoryError:
+        print("refused")
+
+
+@check
 def code(number):
     sys.exit(int(number))
 
