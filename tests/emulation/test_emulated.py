@@ -19,7 +19,7 @@ import rvbundle_runtime
 from rvbundle_runtime.families import parse_cpuinfo
 from rvbundle_runtime.host import read_host
 from rvbundle_runtime.machine import NEHALEM
-from tests.conftest import TEST_CACHE, Result, run_cli
+from tests.conftest import REPOSITORY, TEST_CACHE, Result, run_cli
 from tests.emulation.conftest import HERE
 
 SIGNATURE = "000106a3"  # Nehalem's family 6, model 26, stepping 3
@@ -209,6 +209,42 @@ def test_without_a_sandbox(by_kernel: Emulated) -> None:
     result = by_kernel.run("pools", options=("--no-sandbox",))
     assert result.err == ""
     assert result.out.splitlines()[1:] == [
+        f"{method} {SIGNATURE} {SIGNATURE}" for method in ("spawn", "forkserver")
+    ]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_as_a_plain_user(emulated: Emulated, tmp_path: Path) -> None:
+    """Nothing of it needs root; the agent has its user's id, and the kernel still emulates its children."""
+    for source, name in (("bundler", "rvbundle"), ("runtime", "rvbundle_runtime")):
+        shutil.copytree(REPOSITORY / source / name, tmp_path / "src" / name)
+    shutil.copy(emulated.image, tmp_path)
+    (tmp_path / "emulators").mkdir()
+    shutil.copy(Path(emulated.env["RVBUNDLE_EMULATORS"]) / "qemu-x86_64", tmp_path / "emulators")
+    env = {**emulated.env, "RVBUNDLE_CACHE": str(tmp_path / "cache")}
+    env["RVBUNDLE_EMULATORS"] = str(tmp_path / "emulators")
+    # unpacked before: the decoder here is compiled for this Python only
+    assert run_cli("run", "--emulator", "qemu", emulated.image, "signature", env=env).out == f"{SIGNATURE}\n"
+    for path in [tmp_path, *tmp_path.rglob("*")]:
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    for parent in list(tmp_path.parents)[:2]:
+        parent.chmod(0o755)
+    words = [
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "/usr/bin/python3",
+        "-m",
+        "rvbundle",
+    ]
+    words += ["run", "--verbose", "--emulator", "qemu", str(tmp_path / emulated.image.name)]
+    env |= {"PYTHONPATH": str(tmp_path / "src"), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([*words, "facts"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert f"\nrvbundle: children: {emulated.children} (" in done.stderr, done.stderr
+    assert json.loads(done.stdout)["uid"] == 65534
+    done = subprocess.run([*words, "pools"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.stdout.splitlines()[1:] == [
         f"{method} {SIGNATURE} {SIGNATURE}" for method in ("spawn", "forkserver")
     ]
 

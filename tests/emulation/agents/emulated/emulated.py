@@ -110,6 +110,7 @@ def facts():
     print(
         json.dumps(
             {
+                "uid": os.getuid(),
                 "machine": uname.machine,
                 "system": uname.sysname,
                 "cpuinfo": cpuinfo,
