@@ -245,13 +245,11 @@ struct kernel_action {
 #endif
 };
 
-#if defined(__x86_64__)
 /*
  * box64 returns from handlers by itself, and calls a restorer as a function, with no frame that
  * sigreturn(2) could take. It can't be told from within: who knows that it is box64 sets this.
  */
 static bool is_box64;
-#endif
 
 /* The handler runs with the signals of `mask` blocked. */
 static inline void set_kernel_action(int signal, void *handler, unsigned long flags,

@@ -13,7 +13,7 @@ FOLDER = Path(__file__).resolve().parent
 LIBRARIES = ["tracer", "traceall", "guard", "emulate"]
 INIT_FIRST = ["traceall", "guard"]
 # With libc.so.6 among what it needs: box64 binds weak symbols only to what is loaded by then.
-NEED_LIBC = ["emulate"]
+NEED_LIBC = ["guard", "emulate"]
 PROGRAMS = ["probe", "starter"]
 TARGETS = ["x86_64-linux-gnu.2.17", "aarch64-linux-gnu.2.17", "riscv64-linux-gnu.2.27"]
 COMPILE = [

@@ -849,9 +849,7 @@ __attribute__((constructor)) static void start(int count, char **arguments, char
     const char *address = variable(environment, "RVBUNDLE_PAGER");
     const char *bits = variable(environment, "RVBUNDLE_PRESENT");
     find_next();
-#if defined(__x86_64__)
     is_box64 = variable(environment, "BOX64_LD_PRELOAD"); /* nothing else loads it there */
-#endif
     if (!open_table(root && *root ? root : "/"))
         return;
     set_pager(address && *address ? address : "/run/rvbundle/pager");

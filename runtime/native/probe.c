@@ -262,9 +262,7 @@ __attribute__((used)) _Noreturn void begin(long *stack)
     char line[MAX_PATH];
     struct utsname names;
     bool with_code = has_argument(stack, "pages");
-#if defined(__x86_64__)
     is_box64 = has_argument(stack, "box64");
-#endif
     page = page_size(stack);
     check(2, page >= 4096 && (page & (page - 1)) == 0);
     check(3, sys4(SYS_uname, (long)&names, 0, 0, 0) == 0 &&

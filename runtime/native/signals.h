@@ -94,11 +94,28 @@ static void send_to_self(int signal, const siginfo_t *info)
 }
 
 /*
+ * box64 takes no default action for a fault: it would come again and again. It also maps libraries
+ * in a way of its own, so that the guard can't tell whether an absent page is the cause.
+ */
+static _Noreturn void die_under_box64(int signal)
+{
+    static const char text[] =
+        "rvbundle: a fault under box64, which cannot bring back code that was left out of the "
+        "image\nhint: use qemu-user (--emulator qemu), or build the image with [trim] level = "
+        "\"none\"\n";
+    write_all(2, text, sizeof text - 1);
+    for (;;)
+        sys4(SYS_exit_group, 128 + signal, 0, 0, 0);
+}
+
+/*
  * Back to the default: the faulting instruction runs again, and ends the process as it should. A
  * signal that was sent is sent once more, and comes when the handler has returned.
  */
 static void die_by_default(int signal, const siginfo_t *info)
 {
+    if (is_box64 && info->si_code > 0)
+        die_under_box64(signal);
     set_kernel_action(signal, SIG_DFL, 0, 0, NULL);
     if (info->si_code > 0)
         return;

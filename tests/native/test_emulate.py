@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.native.emulated import SHOW, World
-from tests.native.toys import EMULATOR, Toys, zig_build
+from tests.native.toys import EMULATOR, TARGET, Toys, zig_build
 
 QEMUS = [
     Path(folder, "qemu-x86_64")
@@ -706,3 +708,16 @@ def test_beside_the_guard(world, programs):
         both = replace(world, preload=preload)
         both.same(*calls("execve posix_spawn vfork fexecve", ["show", "script-shell"], "zero"))
         both.same("./shell", "popen")  # not system: QEMU 7.2 enters dash's handlers with an odd stack
+
+
+def test_all_targets(tmp_path):
+    """Small, without a version of libc, without a constructor before all others."""
+    zig_build(tmp_path, list(TARGET.values()))
+    for machine in TARGET:
+        path = tmp_path / machine / "emulate.so"
+        dump = subprocess.check_output(["readelf", "-W", "-d", "-l", path], text=True)
+        assert re.findall(r"NEEDED.*\[(.*)\]", dump) == ["libc.so.6"]
+        assert "VERNEED" not in dump
+        assert "TEXTREL" not in dump
+        assert "INITFIRST" not in dump
+        assert path.stat().st_size < 30_000
