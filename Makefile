@@ -36,7 +36,8 @@ integration: $(STAMP)
 peers: $(STAMP)
 	$(BIN)/python -m pytest -s tests/peers
 
-# Self-running files on riscv64 boards in QEMU, with Debian's kernel and busybox: takes half an hour.
+# Self-running files on riscv64 boards in QEMU, with Debian's kernel and busybox. Took 40 minutes on two
+# cores that others used too, half of them to build the files; 20 minutes of processor time.
 emulation: $(STAMP)
 	$(BIN)/python -m pytest -s tests/machine
 
