@@ -61,12 +61,12 @@ def plan_emulation(
     model = machine.model_for(launch.launcher, launch.arch)
     cpuinfo = machine.cpuinfo(model, host.cpus) if sandbox != NONE else ""
     native = launch.arch == host.arch
-    hangs = info.trimmed and launch.launcher == box64.name
-    whys = (f"{emulator.path} passed its probe", launch.why_launcher, box64.NO_PAGES if hangs else "")
+    no_pages = info.trimmed and launch.launcher == box64.name
+    whys = (f"{emulator.path} passed its probe", launch.why_launcher, box64.NO_PAGES if no_pages else "")
     why = "; ".join(filter(None, whys))
     starter = f"{_NATIVE}/{host.arch}/starter"
     return Emulation(start, children, native, cpuinfo, starter, library, tuple(preload)), (
-        Choice("emulator", f"{launch.launcher} {emulator.version}", why, warn=hangs),
+        Choice("emulator", f"{launch.launcher} {emulator.version}", why, warn=no_pages),
         Choice("processor", model.option or "its default", model.reason),
         Choice("children", children, why_children),
     )

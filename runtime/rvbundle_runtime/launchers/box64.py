@@ -11,7 +11,7 @@ GUEST = "x86_64"
 # What it opens by name at run time, beside what ld.so sees that it needs: glibc's other parts.
 LIBRARIES = ("libdl.so.2", "libpthread.so.0", "librt.so.1", "libutil.so.1")
 # It keeps no file name for the gaps of a trimmed library, by which the guard would know them (0.3.4).
-NO_PAGES = "it can't bring absent pages of libraries back: a program that needs one hangs"
+NO_PAGES = "it can't bring absent pages of libraries back: a program that needs one ends"
 # docs/USAGE.md of box64: no banner and no files of settings; NaN and rounding as x86-64 does them; no AVX, so
 # that the processor is the one of machine.BOX64; libgomp as the payload has it (the wrapper knows four
 # functions only).

@@ -101,7 +101,7 @@ def test_box64_has_its_own_ways(denied: str, children: tuple[str, str]) -> None:
     assert choice(made, "emulator") == (
         "box64 0.3.4",
         "/usr/bin/box64 passed its probe; not qemu for x86_64: there is no qemu-x86_64 in PATH; "
-        "it can't bring absent pages of libraries back: a program that needs one hangs",
+        "it can't bring absent pages of libraries back: a program that needs one ends",
     )
     assert [c.what for c in made.choices if c.warn] == ["emulator"]
     free = plan(host, sandbox=False)
