@@ -273,6 +273,7 @@ def test_cache(probe: Path, tmp_path: Path) -> None:
         "base": str(tmp_path / "cache"),
         "images": [],
         "stages": [],
+        "bootstraps": [],
     }
 
 
