@@ -122,10 +122,13 @@ def test_a_native_payload_on_a_bare_host(host: Path, qemu: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("emulator", ["qemu", "box64"])
 def test_an_emulated_payload_on_a_bare_host(host: Path, qemu: Path, tmp_path: Path, emulator: str) -> None:
-    """Two emulators deep."""
+    """Two emulators deep. box64 0.3.4 itself crashes now and then under qemu-riscv64: it may try again."""
     file = self_running(RECIPES / Q / "recipe.toml", tmp_path, "--emulators", emulator)
     shutil.copy2(file, host / "srv/foreign.run")
-    done = on_host(host, qemu, "/srv/foreign.run", "--rvbundle-emulator", emulator, *TINY)
+    for _ in range(3 if emulator == "box64" else 1):
+        done = on_host(host, qemu, "/srv/foreign.run", "--rvbundle-emulator", emulator, *TINY)
+        if done.returncode == 0:
+            break
     assert (done.returncode, done.stdout) == (0, expected(*TINY)), done.stderr
     (host / "srv/foreign.run").unlink()
 
