@@ -32,6 +32,7 @@ from rvbundle.debian import Archive, Package
 from rvbundle.environment import Interpreter
 from rvbundle.licences import Licence, Origin
 from rvbundle.stages import Key, StageCache, digest_of_files
+from rvbundle_runtime import nativefiles
 from rvbundle_runtime.bootstraps import BLOCK, MANIFEST
 from rvbundle_runtime.errors import EnvironmentSetupError
 from rvbundle_runtime.launchers import box64
@@ -42,8 +43,7 @@ EMULATORS = {QEMU: "qemu-user", BOX64: "box64"}  # the package that each is in
 _RUNTIME = Path(rvbundle_runtime.__file__).parent
 _OURS = "rvbundle_runtime"
 # What a foreign payload needs of us beside an emulator: see `runtime/native`.
-_NATIVE = ("emulate.so", "probe")
-_STARTER = "starter"  # it is a program for the machine itself
+_NATIVE = (nativefiles.EMULATE, nativefiles.PROBE)
 _PACKAGES = (*hostpython.PYTHON, "libgcc-s1")
 _OPTIONAL = ("python3-zstandard",)  # newer Pythons have a decoder of their own
 # Modules that no import statement which is followed names, and who asks for them.
@@ -127,12 +127,10 @@ def make_bootstrap(
     host = hostpython.archive(cache.base.parent, SUITE, hostpython.machine())
     compiler_packages = resolved(cache, host, hostpython.PYTHON)
     foreign = sorted(set(payloads) - {arch})
-    natives = {
-        f"{payload}/{name}": _RUNTIME / "native" / payload / name for payload in foreign for name in _NATIVE
-    }
-    if foreign:
-        natives[f"{arch}/{_STARTER}"] = _RUNTIME / "native" / arch / _STARTER
-    natives = {name: path for name, path in natives.items() if path.is_file()}
+    wanted = [(payload, name) for payload in foreign for name in _NATIVE]
+    if foreign:  # the starter is a program for the machine itself
+        wanted.append((arch, nativefiles.STARTER))
+    natives = {f"{a}/{n}": Path(path) for a, n in wanted if (path := nativefiles.path(a, n))}
     key: Key = {
         "packages": [package.sha256 for package in packages],
         "python": [package.sha256 for package in compiler_packages],

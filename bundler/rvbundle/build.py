@@ -136,7 +136,7 @@ def _build(recipe: Recipe, wanted: Wanted, cache_base: Path, progress: Progress)
         record = _trace(recipe, frozen, agent, None, cache, progress)
         if not graph.done() and not recipe.debian:
             _compress_early(recipe, frozen, agent, record, wanted.recorded, cache, progress)
-        foreign = [
+        others = [
             _trace_foreign(recipe, locked.debian_for(arch), locked, env, record, cache, progress)
             for arch in sorted(recipe.debian)
             if not wanted.payloads or arch in wanted.payloads
@@ -145,7 +145,7 @@ def _build(recipe: Recipe, wanted: Wanted, cache_base: Path, progress: Progress)
     own = _Traced(WHEELS, frozen, agent, record, reached)
     traced = [own] if not wanted.payloads or frozen.arch in wanted.payloads else []
     # Reachability is a matter of names: the graph of this machine's packages serves the others, too.
-    traced += [replace(payload, reached=reached) for payload in foreign]
+    traced += [replace(payload, reached=reached) for payload in others]
     folder = _image(recipe, tuple(traced), wanted.recorded, cache, progress)
     cache.remember()
     image, beside, size, cold_size = _deliver_both(recipe, folder, wanted)

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rvbundle_runtime.errors import FreezeError
+from rvbundle_runtime.machine import E_MACHINE
 
 if TYPE_CHECKING:
     import lief
 
 _MAGIC = b"\x7fELF"
-_MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64"}  # e_machine: the ELF psABIs
+_MACHINES = {number: arch for arch, number in E_MACHINE.items()}
 _EHDR = struct.Struct("<16sHHIQQQIHHHHHH")  # Elf64_Ehdr
 _SHDR = struct.Struct("<IIQQQQIIQQ")  # Elf64_Shdr
 _PHDR = struct.Struct("<IIQQQQQQ")  # Elf64_Phdr

@@ -19,7 +19,7 @@ from rvbundle_runtime import store
 from rvbundle_runtime.bootstraps import find_table
 from rvbundle_runtime.errors import ImageError, StoreError, UsageError
 from rvbundle_runtime.image import Reader
-from rvbundle_runtime.launch import cold_beside, find_cold, refuse_cold_pack
+from rvbundle_runtime.launch import cold_beside, cold_inside, find_cold, refuse_cold_pack
 from rvbundle_runtime.verifying import print_verified, verify
 
 __all__ = ["Extracted", "compressed_sizes", "extract", "inspect", "print_report", "print_verified", "verify"]
@@ -164,7 +164,7 @@ def list_licences(path: Path) -> dict[str, Any]:
     with Reader(path) as reader:
         index = reader.index()
         parts = _licences(reader)
-        inside = _cold_inside(reader)
+        inside = cold_inside(path, reader.identity)
     if inside and parts is not None:
         with inside:
             parts |= {f"cold pack, {name}": rows for name, rows in (_licences(inside) or {}).items()}
@@ -190,20 +190,6 @@ def _licences(reader: Reader) -> dict[str, tuple[licences.Licence, ...]] | None:
         return licences.from_details(reader.index().details)
     except ValueError as error:
         raise ImageError(f"{reader.path}: its list of licences can't be read: {error}", fmt.FORGED) from None
-
-
-def _cold_inside(reader: Reader) -> Reader | None:
-    """Return the cold pack that stands before an image in its file; None if something else does."""
-    if not reader.start:
-        return None
-    try:
-        cold = Reader(reader.path, reader.start)
-    except ImageError:
-        return None
-    if cold.bound_to == reader.identity:
-        return cold
-    cold.close()
-    return None
 
 
 def print_licences(report: dict[str, Any]) -> None:

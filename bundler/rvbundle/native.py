@@ -2,23 +2,24 @@
 
 from pathlib import Path
 
-import rvbundle_runtime
+from rvbundle_runtime import nativefiles
 from rvbundle_runtime.errors import ToolError
+from rvbundle_runtime.nativefiles import GUARD, TRACE_ALL, TRACER
 
-TRACER, TRACE_ALL, GUARD = "tracer.so", "traceall.so", "guard.so"
+__all__ = ["GUARD", "TRACER", "TRACE_ALL", "exists", "library"]
 
 
 def library(arch: str, name: str) -> Path:
     """Return the path of a compiled library, one of the names above; raises ToolError without it."""
-    path = Path(rvbundle_runtime.__file__).parent / "native" / arch / name
-    if not path.is_file():
+    path = nativefiles.path(arch, name)
+    if not path:
         raise ToolError(
             f"this installation of rvbundle has no {name} for {arch}",
             "install it again: pip compiles it (from a source tree: pip install -e .)",
         )
-    return path
+    return Path(path)
 
 
 def exists(arch: str, name: str) -> bool:
     """Tell whether there is such a library: other architectures are never trimmed by pages."""
-    return (Path(rvbundle_runtime.__file__).parent / "native" / arch / name).is_file()
+    return bool(nativefiles.path(arch, name))

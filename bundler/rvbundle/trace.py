@@ -7,7 +7,6 @@ import math
 import os
 import re
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -23,12 +22,12 @@ from rvbundle.pages import PageTrace, dump_runs, load_runs, parse_record
 from rvbundle.recipe import Recipe, Workload
 from rvbundle.stage_agent import StagedAgent
 from rvbundle_runtime import families as families_
+from rvbundle_runtime.emulators import signal_name
 from rvbundle_runtime.errors import HostError, SandboxError, TraceError
 from rvbundle_runtime.families import Family, Processor
-from rvbundle_runtime.host import read_processor
+from rvbundle_runtime.host import EMULATORS_VARIABLE, read_processor
 
 _FORMAT = 2
-EMULATORS_VARIABLE = "RVBUNDLE_EMULATORS"  # where a launcher finds emulators before it looks elsewhere
 _TRACER, _RECORDS, _EXERCISE = "/trace/tracer.so", "/trace/pages", "/trace/exercise.py"  # as in traceall.c
 _TRACE_ALL, _PRELOAD = "/trace/traceall.so", "/etc/ld.so.preload"
 _PRELOAD_LIST = "preload.txt"  # among the records, whose names begin with %
@@ -368,7 +367,7 @@ def explain_failure(
         )
     if done.code:
         signalled = done.code < 0
-        how = f"was ended by {_signal(-done.code)}" if signalled else f"ended with exit code {done.code}"
+        how = f"was ended by {signal_name(-done.code)}" if signalled else f"ended with exit code {done.code}"
         missing = _MODULE_MISSING.findall(done.stderr)
         hint = f"add what provides {missing[-1]} to [python] requires" if missing else _WHERE_IT_RUNS
         raise TraceError(f"{name} {how} in {where}; it must end with 0{_tail(done)}", hint)
@@ -384,13 +383,6 @@ _WHERE_IT_RUNS = (
 def _tail(done: process.Finished) -> str:
     tail = done.tail()
     return f":\n{tail}" if tail else ""
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
 
 
 def compare(expected: str, found: str, tolerance: float | None) -> str:

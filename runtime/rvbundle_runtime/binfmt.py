@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rvbundle_runtime import syscalls as sys_
 from rvbundle_runtime.launchers import Start
+from rvbundle_runtime.machine import E_MACHINE
 from rvbundle_runtime.starter import marked, with_settings
 
 # ELF64, little-endian, version 1; any OSABI, as programs with IFUNCs or unique symbols say 3; padding zero.
@@ -18,7 +19,6 @@ from rvbundle_runtime.starter import marked, with_settings
 _IDENTITY = b"\x7fELF\x02\x01\x01\x00" + bytes(8)
 _IDENTITY_MASK = b"\xff" * 7 + b"\x00" + b"\xff" * 8
 _TYPE, _TYPE_MASK = b"\x02\x00", b"\xfe\xff"
-_MACHINE = {"x86_64": b"\x3e\x00", "aarch64": b"\xb7\x00", "riscv64": b"\xf3\x00"}
 _MACHINE_MASK = b"\xff\xff"
 NO_BINFMT = "the kernel has none"
 _PLACE = "/proc"  # a folder that is there: the mount covers it for a moment
@@ -28,7 +28,7 @@ _FLAGS = "PF"
 
 def rule(guest: str, interpreter: str) -> bytes:
     """Return the line to register: the file `interpreter` (an absolute path) runs programs for `guest`."""
-    magic = _IDENTITY + _TYPE + _MACHINE[guest]
+    magic = _IDENTITY + _TYPE + E_MACHINE[guest].to_bytes(2, "little")
     mask = _IDENTITY_MASK + _TYPE_MASK + _MACHINE_MASK
     return b":rvbundle:M::%s:%s:%s:%s" % (
         _escape(magic),

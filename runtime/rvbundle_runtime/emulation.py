@@ -1,9 +1,8 @@
 """How the programs of an emulated payload are started, and what of the machine they see. Pure."""
 
-import os.path
 from dataclasses import dataclass, replace
 
-from rvbundle_runtime import families, launchers, machine
+from rvbundle_runtime import families, launchers, machine, nativefiles
 from rvbundle_runtime.absent import GUARD
 from rvbundle_runtime.choice import NAMESPACES, NONE, Choice
 from rvbundle_runtime.host import Host
@@ -14,7 +13,6 @@ from rvbundle_runtime.store import PayloadInfo
 BINFMT, PRELOAD, EMULATOR = "binfmt_misc", "preload", "emulator"
 EMULATE = "/run/rvbundle/emulate.so"  # in the sandbox: what puts the emulator before the programs executed
 EMULATOR_FILE = "/run/rvbundle/emulator"  # in the sandbox: what tells it how (docs/emulation.md)
-_NATIVE = f"{os.path.dirname(os.path.abspath(__file__))}/native"
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def plan_emulation(
     seen = "" if sandbox != NONE else root  # where the payload's programs see its root
     start = launchers.ALL[launch.launcher].start(host, launch.arch, seen)
     children, why_children = _choose_children(host, sandbox, start)
-    library = f"{_NATIVE}/{launch.arch}/emulate.so"
+    library = nativefiles.place(launch.arch, nativefiles.EMULATE)
     preload = [f"{seen}/{GUARD}"] if info.trimmed else []
     if children == PRELOAD:
         preload.append(EMULATE if sandbox != NONE else library)
@@ -64,7 +62,7 @@ def plan_emulation(
     no_pages = info.trimmed and launch.launcher == box64.name
     whys = (f"{emulator.path} passed its probe", launch.why_launcher, box64.NO_PAGES if no_pages else "")
     why = "; ".join(filter(None, whys))
-    starter = f"{_NATIVE}/{host.arch}/starter"
+    starter = nativefiles.place(host.arch, nativefiles.STARTER)
     return Emulation(start, children, native, cpuinfo, starter, library, tuple(preload)), (
         Choice("emulator", f"{launch.launcher} {emulator.version}", why, warn=no_pages),
         Choice("processor", model.option or "its default", model.reason),

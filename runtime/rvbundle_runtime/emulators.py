@@ -13,22 +13,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from rvbundle_runtime import __version__, binfmt, launchers
-from rvbundle_runtime.host import Emulator, Host
+from rvbundle_runtime import __version__, binfmt, launchers, nativefiles
+from rvbundle_runtime.host import EMULATORS_VARIABLE, Emulator, Host
 from rvbundle_runtime.launchers import box64, qemu
 from rvbundle_runtime.launchers.start import itself
+from rvbundle_runtime.machine import E_MACHINE
 
-FOLDER_VARIABLE = "RVBUNDLE_EMULATORS"  # a folder that is looked into before PATH
 NO_BINFMT_VARIABLE = "RVBUNDLE_NO_BINFMT"  # "1": as on a kernel without binfmt_misc in user namespaces
 # A program of a dozen system calls; far more than it takes even where the emulator is emulated itself.
 PROBE_SECONDS = 10.0
 NOT_EXECUTABLE = "is not executable"
 _LIBS = ".libs"  # NAME.libs beside an emulator NAME holds its ld.so and its libraries, all that it needs
-_NATIVE = Path(__file__).parent / "native"
-_PROBE = "probe"
 _CACHE = "emulators.json"
 _CACHED_MAX = 64
-_MACHINES = {"x86_64": 62, "aarch64": 183, "riscv64": 243}  # e_machine: elf.h
 _ELF_HEADER = struct.Struct("<18xH12xQ14xHH")  # e_machine, e_phoff, e_phentsize, e_phnum
 _PT_INTERP = 3
 _VERSION = re.compile(r"\d+\.\d+(?:\.\d+)*")
@@ -56,7 +53,7 @@ def _why_no_binfmt(host: Host) -> str:
         return f"{NO_BINFMT_VARIABLE} is set"
     if host.namespaces_denied:
         return "it needs a user namespace"
-    if not (_NATIVE / host.arch / "starter").is_file():
+    if not nativefiles.path(host.arch, nativefiles.STARTER):
         return "this installation of rvbundle has no starter for it"
     return binfmt.why_denied(host.uid, host.gid)
 
@@ -66,7 +63,7 @@ def candidates(guest: str, environ: Mapping[str, str]) -> list[tuple[str, str]]:
     names = [(qemu.name, f"qemu-{guest}-static"), (qemu.name, f"qemu-{guest}")]
     if guest == box64.GUEST:
         names.append((box64.name, "box64"))
-    folders = [environ[FOLDER_VARIABLE]] if environ.get(FOLDER_VARIABLE) else []
+    folders = [environ[EMULATORS_VARIABLE]] if environ.get(EMULATORS_VARIABLE) else []
     folders += [folder for folder in environ.get("PATH", "").split(":") if folder.startswith("/")]
     found: dict[str, tuple[str, str]] = {}
     for folder in folders:
@@ -99,19 +96,19 @@ def examine(emulator: Emulator, host: Host) -> Emulator:
 
 def _probe(emulator: Emulator, host: Host) -> str:
     """Run the probe of the emulated architecture; return what went wrong, "" for nothing."""
-    program = _NATIVE / emulator.guest / _PROBE
-    if not program.is_file():
+    program = nativefiles.path(emulator.guest, nativefiles.PROBE)
+    if not program:
         return f"can't be probed: this installation of rvbundle has no probe for {emulator.guest}"
     trial = replace(host, emulators=(emulator,))
     launcher = launchers.ALL[emulator.kind]
     start = launcher.start(trial, emulator.guest, "/")
-    command = start.command(str(program), (str(program), *launcher.probe))
+    command = start.command(program, (program, *launcher.probe))
     done = _run(command, start.env)
     if done.crashed:  # once may be chance: box64 0.3.4 on QEMU did so in 1 of 24 runs
         done = _run(command, start.env)
     if done.failure:
         return f"{done.failure} in its probe"
-    if done.output.split()[:3] != ["rvbundle", _PROBE, emulator.guest]:
+    if done.output.split()[:3] != ["rvbundle", "probe", emulator.guest]:
         return f"printed something else in its probe: {done.output[:60]!r}"
     return ""
 
@@ -122,7 +119,7 @@ def _why_not_shown(emulator: Emulator, header: "Program | None", host: Host) -> 
         return "is a script: the sandbox can't show all that it needs"
     if header.interpreter and not emulator.loader:
         return "is linked dynamically: the sandbox has no libraries for it; a static one is needed"
-    if header.machine != _MACHINES.get(host.arch):
+    if header.machine != E_MACHINE.get(host.arch):
         return "is emulated itself, by means that the sandbox does not have"
     return ""
 
@@ -207,11 +204,12 @@ def _run(command: Iterable[str], env: Mapping[str, str]) -> _Done:
             return _Done("", f"did not end within {PROBE_SECONDS:g} s")
     text = output.decode("utf-8", "replace")
     if process.returncode < 0:
-        return _Done(text, f"was ended by {_signal_name(-process.returncode)}", crashed=True)
+        return _Done(text, f"was ended by {signal_name(-process.returncode)}", crashed=True)
     return _Done(text, f"ended with exit code {process.returncode}" if process.returncode else "")
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGSEGV."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal

@@ -13,6 +13,7 @@ from rvbundle_runtime.machine import parse_cpu_list
 # What of the caller's environment an agent may see. Everything else stays out: LD_*, PYTHON*, OMP_*,
 # OPENBLAS_* and the like change results or crash, and the rest would make runs differ from host to host.
 ENV_ALLOWED = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "TZ", "COLUMNS", "LINES")
+EMULATORS_VARIABLE = "RVBUNDLE_EMULATORS"  # names a folder where emulators are looked for before PATH
 ENV_PROXIES = tuple(
     name for base in ("http_proxy", "https_proxy", "no_proxy", "all_proxy") for name in (base, base.upper())
 )

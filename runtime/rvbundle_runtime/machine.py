@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from rvbundle_runtime.families import Processor
 
+E_MACHINE = {"x86_64": 62, "aarch64": 183, "riscv64": 243}  # by which ELF files name it: the ELF psABIs
+
 
 @dataclass(frozen=True)
 class Model:

@@ -2,10 +2,16 @@
 
 import os
 
-EMULATE, PROBE = "emulate.so", "probe"
+TRACER, TRACE_ALL, GUARD, EMULATE = "tracer.so", "traceall.so", "guard.so", "emulate.so"
+PROBE, STARTER = "probe", "starter"
+
+
+def place(arch: str, name: str) -> str:
+    """Return where `name`, one of the names above, lies for an architecture, if it was compiled."""
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "native", arch, name)
 
 
 def path(arch: str, name: str) -> str:
     """Return the path of `name`, one of the names above, for an architecture; "" if it was not compiled."""
-    found = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native", arch, name)
+    found = place(arch, name)
     return found if os.path.isfile(found) else ""

@@ -16,12 +16,11 @@ from pathlib import Path
 
 from rvbundle_runtime import __version__, bootstraps
 from rvbundle_runtime.errors import HostError, UsageError
-from rvbundle_runtime.host import Host, cache_place, read_host
+from rvbundle_runtime.host import EMULATORS_VARIABLE, Host, cache_place, read_host
 from rvbundle_runtime.options import OPTIONS, RunOptions, parse_run
 from rvbundle_runtime.report import reported
 
 PREFIX = "--rvbundle-"
-EMULATORS_VARIABLE = "RVBUNDLE_EMULATORS"  # see `launchers`; a user's own setting wins
 # The options of `run`, for --rvbundle-help: what each does (`OPTIONS` has their forms).
 HELP = {
     "--volume": "show a folder or file to the agent",

@@ -2,14 +2,14 @@ from pathlib import Path
 
 import pytest
 
-import rvbundle_runtime
 from rvbundle import native
+from rvbundle_runtime import nativefiles
 from rvbundle_runtime.errors import ToolError
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(rvbundle_runtime, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(nativefiles, "__file__", str(tmp_path / "nativefiles.py"))
     return tmp_path
 
 
