@@ -58,7 +58,7 @@ from rvbundle.stage_agent import StagedAgent
 from rvbundle.stages import Cached, Key, StageCache, digest_of_files, write_atomically
 from rvbundle.trace import Trace, processor_of
 from rvbundle.trimming import Trims, trim_libraries
-from rvbundle_runtime import store
+from rvbundle_runtime import golden, store
 from rvbundle_runtime.errors import StoreError, UsageError
 
 SEPARATE, EMBED, DROP = "separate", "embed", "drop"
@@ -422,7 +422,7 @@ def _image(
             [t.frozen.folder.name, t.agent.folder.parent.name, trace.digest(t.record), t.source]
             for t in traced
         ],
-        "recipe": [recipe.name, recipe.version, recipe.network, recipe.env],
+        "recipe": [recipe.name, recipe.version, recipe.network, recipe.env, recipe.precision],
         "trim": [recipe.trim, list(recipe.keep_modules), list(recipe.keep_files)],
         "workloads": [[list(w.args), w.golden, w.tolerance] for w in recipe.workloads],
         "recorded": [sorted(recorded.paths), sorted((p, sorted(r)) for p, r in recorded.runs.items())],
@@ -493,7 +493,17 @@ def _meta(recipe: Recipe, traced: tuple[_Traced, ...], trims: list[Trims]) -> Im
             "traces": [list(w.args) for w in recipe.workloads],
             "trimmed": {arch: trimmed for arch, (trimmed, _) in zip(archs, reports, strict=True)},
             "whole": {arch: whole for arch, (_, whole) in zip(archs, reports, strict=True)},
+            "precision": recipe.precision,
+            "workloads": {t.frozen.arch: golden.to_details(_goldens(recipe, t.record)) for t in traced},
         },
+    )
+
+
+def _goldens(recipe: Recipe, record: Trace) -> tuple[golden.Workload, ...]:
+    """Return the workloads with what they printed: what a run may compare itself with."""
+    return tuple(
+        golden.Workload(w.args, w.golden, w.tolerance, seen.stdout)
+        for w, seen in zip(recipe.workloads, record.workloads, strict=True)
     )
 
 

@@ -14,7 +14,6 @@ from rvbundle.recipe import Recipe, Workload
 from rvbundle.stage_agent import StagedAgent
 from rvbundle.trace import (
     Trace,
-    compare,
     explain_failure,
     launcher_environment,
     processor_of,
@@ -23,6 +22,7 @@ from rvbundle.trace import (
 )
 from rvbundle_runtime import families
 from rvbundle_runtime.errors import ProveError, TraceError
+from rvbundle_runtime.golden import compare
 
 _LEFT_OUT = (
     "the agent may look for a file that was left out because nothing opened it: name it in [keep] files, "

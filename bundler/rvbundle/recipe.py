@@ -11,6 +11,7 @@ from typing import Any
 
 from rvbundle.debian import ARCHITECTURES, is_suite
 from rvbundle_runtime.errors import RecipeError
+from rvbundle_runtime.options import FLOAT32, PRECISIONS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ENTRY_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -37,7 +38,7 @@ _KEYS: dict[str, dict[str, str]] = {
     "trace": {"args": "list of strings", "golden": "boolean", "tolerance": "number", "timeout": "number"},
     "trim": {"level": "string", "docstrings": "boolean"},
     "keep": {"modules": "list of strings", "files": "list of strings"},
-    "run": {"network": "boolean", "env": "table of strings"},
+    "run": {"network": "boolean", "env": "table of strings", "precision": "string"},
     "payloads": dict.fromkeys(ARCHITECTURES, "string"),
 }
 
@@ -85,6 +86,7 @@ class Recipe:
     network: bool
     env: dict[str, str]
     debian: Mapping[str, str] = field(default_factory=dict)
+    precision: str = FLOAT32
 
     @property
     def folder(self) -> Path:
@@ -291,7 +293,17 @@ def _interpret(reader: _Reader) -> Recipe:
         network=bool(run.get("network", False)),
         env=dict(run.get("env", {})),
         debian=_payloads(reader),
+        precision=_precision(reader),
     )
+
+
+def _precision(reader: _Reader) -> str:
+    precision = str(reader.table("run").get("precision", FLOAT32))
+    if precision not in PRECISIONS:
+        close = difflib.get_close_matches(precision, PRECISIONS, 1)
+        hint = f"did you mean {close[0]}?" if close else ""
+        raise reader.fail("run", "precision", f"{precision!r} is none of {', '.join(PRECISIONS)}", hint)
+    return precision
 
 
 def _payloads(reader: _Reader) -> dict[str, str]:

@@ -1,9 +1,7 @@
 """The trace stage: run every workload once in the frozen tree and record what it used."""
 
-import difflib
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -25,6 +23,7 @@ from rvbundle_runtime import families as families_
 from rvbundle_runtime.emulators import signal_name
 from rvbundle_runtime.errors import HostError, SandboxError, TraceError
 from rvbundle_runtime.families import Family, Processor
+from rvbundle_runtime.golden import compare
 from rvbundle_runtime.host import EMULATORS_VARIABLE, read_processor
 
 _FORMAT = 2
@@ -32,8 +31,6 @@ _TRACER, _RECORDS, _EXERCISE = "/trace/tracer.so", "/trace/pages", "/trace/exerc
 _TRACE_ALL, _PRELOAD = "/trace/traceall.so", "/etc/ld.so.preload"
 _PRELOAD_LIST = "preload.txt"  # among the records, whose names begin with %
 _NOT_BY_PAGE = "the workloads fail while their pages are watched; libraries stay whole"
-# Also a sign: "-0.5" and "0.5" are different numbers, "3-5" are two.
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)(?![\w])")
 
 
 @dataclass(frozen=True)
@@ -383,34 +380,6 @@ _WHERE_IT_RUNS = (
 def _tail(done: process.Finished) -> str:
     tail = done.tail()
     return f":\n{tail}" if tail else ""
-
-
-def compare(expected: str, found: str, tolerance: float | None) -> str:
-    """Return "" if two outputs are the same, else a few lines that show where they differ.
-
-    With a tolerance the texts between the numbers must be equal, and each number within that relative
-    difference (math.isclose; nan equals nan).
-    """
-    if expected == found:
-        return ""
-    if tolerance is not None and _close(expected, found, tolerance):
-        return ""
-    lines = difflib.unified_diff(
-        expected.splitlines(), found.splitlines(), "when traced", "now", lineterm="", n=0
-    )
-    shown = [line[:200] for line in lines][:8]
-    return "\n".join(f"    {line}" for line in shown) or "    (only line ends differ)"
-
-
-def _close(expected: str, found: str, tolerance: float) -> bool:
-    if _NUMBER.split(expected) != _NUMBER.split(found):
-        return False
-    pairs = zip(_NUMBER.findall(expected), _NUMBER.findall(found), strict=True)
-    return all(
-        math.isclose(float(a), float(b), rel_tol=tolerance, abs_tol=0.0)
-        or (math.isnan(float(a)) and math.isnan(float(b)))
-        for a, b in pairs
-    )
 
 
 def digest(trace: Trace) -> str:

@@ -6,10 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rvbundle_runtime import decisions, store
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime import plan as planning
-from rvbundle_runtime import store
 from rvbundle_runtime.absent import RUN
+from rvbundle_runtime.backends import Situation
 from rvbundle_runtime.errors import ImageError, RvbundleError
 from rvbundle_runtime.host import CachePlace, Host
 from rvbundle_runtime.image import Reader
@@ -31,7 +32,9 @@ def explain(path: Path, host: Host, place: CachePlace, options: RunOptions | Non
         cold, pack = find_cold(path, options.cold, reader.identity)
         root = store.root_path(place.base, reader.identity, arch)
         try:
-            plan = planning.make_plan(host, str(root), info, options, pack, launch)
+            situation = Situation(host, launch, info, bool(pack.path))
+            decision = decisions.decide(situation, planning.wanted(options), place.base)
+            plan = planning.make_plan(host, str(root), info, options, pack, launch, decision)
             choices = [vars(choice) for choice in plan.choices]
             argv, refused = list(plan.argv), None
         except RvbundleError as error:

@@ -4,25 +4,35 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rvbundle_runtime import plan as planning
-from rvbundle_runtime import selection, store
+from rvbundle_runtime import decisions, selection, store
+from rvbundle_runtime.backends import Decision, Situation
 from rvbundle_runtime.errors import HostError, ImageError, StoreError
 from rvbundle_runtime.host import CachePlace, Host, cache_place, read_host
 from rvbundle_runtime.image import Reader
 from rvbundle_runtime.options import RunOptions, parse_run
+
+if TYPE_CHECKING:
+    from rvbundle_runtime.pager import Pager
 
 RECORD_FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plan whose payload lies unpacked in the store, the cold pack (if any), and where the store is."""
+    """A plan whose payload lies unpacked in the store, the cold pack (if any), and where the store is.
+
+    `decision` is the backend, chosen for `situation`.
+    """
 
     plan: planning.Plan
     cold: Reader | None
     place: CachePlace
     unpacked: store.Unpacked
+    situation: Situation
+    decision: Decision
 
 
 def main(argv: list[str]) -> int:
@@ -39,26 +49,33 @@ def run(host: Host, options: RunOptions, place: CachePlace, entry: tuple[str, ..
     """
     from rvbundle_runtime import supervisor
 
-    prepared, held = _prepare_and_hold(host, options, place, entry)
+    prepared, held = prepare_and_hold(host, options, place, entry)
     for choice in prepared.plan.choices:
         if options.verbose or choice.warn:
             print(f"rvbundle: {choice.what}: {choice.value} ({choice.reason})", file=sys.stderr)
-    pager = None
-    if prepared.cold:
-        from rvbundle_runtime.pager import Pager
-
-        pager = Pager(prepared.cold, prepared.plan.info.arch, prepared.plan.root)
-    present = b""
-    if prepared.plan.info.trimmed:
-        from rvbundle_runtime.filler import initial_present
-
-        present = initial_present(prepared.unpacked)
+    pager, present = restoring(prepared.plan, prepared.cold, prepared.unpacked)
     outcome = supervisor.run(prepared.plan, pager, present)
     if options.record:
         _write_record(Path(options.record), prepared.unpacked)
     if held is not None:
         os.close(held)
     return supervisor.die_like(outcome)
+
+
+def restoring(
+    plan: planning.Plan, cold: Reader | None, unpacked: store.Unpacked
+) -> tuple["Pager | None", bytes]:
+    """Return the pager for a run, if it has a cold pack, and what is restored already (see `absent.py`)."""
+    pager = None
+    if cold:
+        from rvbundle_runtime.pager import Pager
+
+        pager = Pager(cold, plan.info.arch, plan.root)
+    if not plan.info.trimmed:
+        return pager, b""
+    from rvbundle_runtime.filler import initial_present
+
+    return pager, initial_present(unpacked)
 
 
 def _write_record(path: Path, unpacked: store.Unpacked) -> None:
@@ -80,7 +97,7 @@ def _write_record(path: Path, unpacked: store.Unpacked) -> None:
         raise StoreError(f"can't write the record {path}: {error.strerror}") from None
 
 
-def _prepare_and_hold(
+def prepare_and_hold(
     host: Host, options: RunOptions, place: CachePlace, entry: tuple[str, ...]
 ) -> tuple[Prepared, int | None]:
     """Prepare, and keep `cache prune` away; one that came in between is made up for."""
@@ -110,8 +127,10 @@ def prepare(host: Host, options: RunOptions, place: CachePlace, entry: tuple[str
         cold, pack = find_cold(image, options.cold, reader.identity)
     _check_executable(unpacked.root)
     info = replace(unpacked.info, argv=entry or unpacked.info.argv)
-    plan = planning.make_plan(host, str(unpacked.root), info, options, pack, launch)
-    return Prepared(plan, cold, place, unpacked)
+    situation = Situation(host, launch, info, bool(pack.path))
+    decision = decisions.decide(situation, planning.wanted(options), place.base)
+    plan = planning.make_plan(host, str(unpacked.root), info, options, pack, launch, decision)
+    return Prepared(plan, cold, place, unpacked, situation, decision)
 
 
 def choose(

@@ -17,6 +17,9 @@ OPTIONS: dict[str, tuple[str, bool]] = {
     "--record": ("FILE", False),
     "--payload": ("ARCH", False),
     "--emulator": ("auto|qemu|box64|none", False),
+    "--backend": ("NAME", False),
+    "--threads": ("N", False),
+    "--precision": ("float32|bf16|auto", False),
     "--network": ("", False),
     "--no-network": ("", False),
     "--no-cwd": ("", False),
@@ -27,6 +30,8 @@ _RESERVED = frozenset("usr app bin lib lib64 sbin proc dev sys run etc oldroot".
 _MEMORY_MIN = 8 << 20  # bytes; with less Python crashes at its start
 AUTO, NO_EMULATOR = "auto", "none"
 EMULATORS = (AUTO, "qemu", "box64", NO_EMULATOR)
+FLOAT32, BF16 = "float32", "bf16"
+PRECISIONS = (FLOAT32, BF16, AUTO)
 SHORT = {"-v": "--volume", "-e": "--env", "-m": "--memory"}
 
 
@@ -43,7 +48,8 @@ class Volume:
 class RunOptions:
     """What the command line of `run` asked for.
 
-    `network` None means: as the image says; `payload` None: what fits the machine.
+    None means, for `network`: as the image says; for `payload`, `backend`, `threads`, `precision`: what fits
+    the machine.
     """
 
     image: str
@@ -56,6 +62,9 @@ class RunOptions:
     record: str | None = None
     payload: str | None = None
     emulator: str = AUTO
+    backend: str | None = None
+    threads: int | None = None
+    precision: str | None = None
     network: bool | None = None
     cwd: bool = True
     sandbox: bool = True
@@ -135,6 +144,9 @@ def make_options(
         record=single.get("--record"),
         payload=single.get("--payload"),
         emulator=_parse_emulator(single.get("--emulator", AUTO)),
+        backend=_not_auto(single.get("--backend")),
+        threads=_parse_threads(single.get("--threads")),
+        precision=_parse_precision(single.get("--precision")),
         network=network,
         cwd="--no-cwd" not in single,
         sandbox="--no-sandbox" not in single,
@@ -179,6 +191,28 @@ def _parse_emulator(text: str) -> str:
         raise UsageError(
             f"run: --emulator {text}: expected {', '.join(EMULATORS[:-1])} or {EMULATORS[-1]}",
             "auto: natively if the image has a payload for this machine, else emulated",
+        )
+    return text
+
+
+def _not_auto(text: str | None) -> str | None:
+    return None if text == AUTO else text
+
+
+def _parse_threads(text: str | None) -> int | None:
+    if text in (None, AUTO):
+        return None
+    assert text is not None
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text)):
+        raise UsageError(f"run: --threads {text}: expected {AUTO} or a number of threads, 1 or more")
+    return int(text)
+
+
+def _parse_precision(text: str | None) -> str | None:
+    if text is not None and text not in PRECISIONS:
+        raise UsageError(
+            f"run: --precision {text}: expected {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}",
+            "bf16: products of float32 matrices may take bfloat16 inputs, where the processor can",
         )
     return text
 

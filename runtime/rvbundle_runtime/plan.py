@@ -6,10 +6,11 @@
 import os.path
 from dataclasses import dataclass
 
-from rvbundle_runtime import families
+from rvbundle_runtime import backends, blas, runinfo
 from rvbundle_runtime.absent import GUARD
 from rvbundle_runtime.choice import NAMESPACES, NONE, ROOT, Choice
-from rvbundle_runtime.emulation import BINFMT, Emulation, choose_kernels, plan_emulation
+from rvbundle_runtime.backends import Decision, Situation, Wanted
+from rvbundle_runtime.emulation import BINFMT, Emulation, plan_emulation
 from rvbundle_runtime.errors import SandboxError
 from rvbundle_runtime.host import ENV_ALLOWED, ENV_PROXIES, Host
 from rvbundle_runtime.options import RunOptions
@@ -36,6 +37,7 @@ class Plan:
     """How the agent will be started. Paths in `argv` and `workdir` are those that the agent sees.
 
     `preload` are the lines of the sandbox's /etc/ld.so.preload; None leaves it as the payload has it.
+    `report` is the text of the file that tells the agent of all this (runinfo.py).
     """
 
     root: str
@@ -51,6 +53,7 @@ class Plan:
     choices: tuple[Choice, ...]
     emulation: Emulation | None = None
     preload: tuple[str, ...] | None = None
+    report: str = ""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -77,12 +80,16 @@ def make_plan(
     options: RunOptions,
     cold: ColdPack,
     launch: Launch | None = None,
+    decision: Decision | None = None,
 ) -> Plan:
     """Decide how to run the payload `info` unpacked at `root`: natively without `launch`.
+
+    `decision` is the backend; without one it is what is taken without a measurement.
 
     Raises SandboxError.
     """
     launch = launch or native_launch(host)
+    decision = decision or _unmeasured(host, launch, info, options, cold)
     sandbox, why_sandbox = _choose_sandbox(host, options)
     network = info.network if options.network is None else options.network
     why_network = "the recipe says so" if options.network is None else "the command line says so"
@@ -91,15 +98,14 @@ def make_plan(
     mounts = _mounts(host, options, network)
     confined = sandbox != NONE
     prefix = "" if confined else root
-    emulation, emulating = plan_emulation(host, launch, info, sandbox, root)
-    kernels, kernel_env = _choose_kernels(host, info, cold, launch)
+    emulation, emulating = plan_emulation(host, launch, info, sandbox, root, decision)
     choices = [
         Choice("payload", info.arch, launch.why_payload),
         *emulating,
         Choice("sandbox", sandbox, why_sandbox),
         Choice("network", "on" if network else "off", why_network),
         Choice("cold pack", cold.path or "none", cold.reason, warn=cold.unusable),
-        kernels,
+        *decision.choices,
         Choice(
             "working folder",
             host.cwd if options.cwd or not confined else "empty",
@@ -112,7 +118,7 @@ def make_plan(
     if options.memory is not None:
         why_memory = "--memory (RLIMIT_DATA)" + (f", and {own >> 20} MiB for the emulator" if own else "")
         choices.append(Choice("memory", f"{options.memory >> 20} MiB of data per process", why_memory))
-    env = _environment(host, info, options, network, confined, root, kernel_env, emulation)
+    env = _environment(host, info, options, network, confined, root, decision, emulation)
     choices.append(Choice("environment", ", ".join(sorted(env)), "only these variables reach the agent"))
     return Plan(
         root=root,
@@ -128,7 +134,20 @@ def make_plan(
         choices=tuple(choices),
         emulation=emulation,
         preload=_preload_list(emulation) if confined else None,
+        report=runinfo.describe(host, info, launch, decision, tuple(choices)),
     )
+
+
+def _unmeasured(
+    host: Host, launch: Launch, info: PayloadInfo, options: RunOptions, cold: ColdPack
+) -> Decision:
+    situation = Situation(host, launch, info, bool(cold.path))
+    return backends.choose(backends.load_table(), situation, wanted(options))
+
+
+def wanted(options: RunOptions) -> Wanted:
+    """Return what the command line asks of the backend."""
+    return Wanted(options.backend, options.threads, options.precision)
 
 
 def _preload_list(emulation: Emulation | None) -> tuple[str, ...] | None:
@@ -137,26 +156,6 @@ def _preload_list(emulation: Emulation | None) -> tuple[str, ...] | None:
     if emulation.start.preload:
         return ()  # the list is not for the emulator's own ld.so, which would read it
     return None if emulation.children == BINFMT else emulation.preload
-
-
-def _choose_kernels(
-    host: Host, info: PayloadInfo, cold: ColdPack, launch: Launch
-) -> tuple[Choice, dict[str, str]]:
-    """Choose the family of CPU kernels, and the variables that hold numeric libraries to it."""
-    if not info.families:
-        return Choice("CPU kernels", "any", "every kernel is in the image"), {}
-    if not launch.native:
-        return choose_kernels(launch, info)
-    if cold.path:
-        return Choice("CPU kernels", "any", "the cold pack has those that no trace touched"), {}
-    refused: list[str] = []
-    for family in info.families:
-        why = families.why_not(family, host.processor)
-        if not why:
-            reason = "; ".join(["without a cold pack only kernels that were traced", *refused])
-            return Choice("CPU kernels", family.name, reason), families.environment(family, host.processor)
-        refused.append(f"not {family.name}: {why}")
-    return Choice("CPU kernels", "any", f"none that were traced fit: {'; '.join(refused)}", warn=True), {}
 
 
 def _choose_sandbox(host: Host, options: RunOptions) -> tuple[str, str]:
@@ -210,7 +209,7 @@ def _environment(
     network: bool,
     confined: bool,
     root: str,
-    kernels: dict[str, str],
+    decision: Decision,
     emulation: Emulation | None,
 ) -> dict[str, str]:
     env = dict(emulation.start.env) if emulation else {}
@@ -232,8 +231,12 @@ def _environment(
         env["PATH"] = f"{root}/usr/bin:{host.environ.get('PATH', '/usr/bin:/bin')}"
         if not (emulation and emulation.start.preload):  # else they would be for the emulator's own ld.so
             env["LD_LIBRARY_PATH"] = f"{root}/{info.libdir}"
-    env |= kernels
+    env |= decision.env
+    if decision.library:
+        env |= blas.environment(decision.library, info.libdir, "" if confined else root)
     env |= info.env
+    if confined:
+        env[runinfo.VARIABLE] = runinfo.FILE
     for name, value in options.env:
         if value is not None:
             env[name] = value

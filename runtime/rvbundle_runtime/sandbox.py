@@ -10,7 +10,7 @@ import stat
 from dataclasses import dataclass
 from typing import Protocol
 
-from rvbundle_runtime import starter
+from rvbundle_runtime import runinfo, starter
 from rvbundle_runtime import syscalls as sys_
 from rvbundle_runtime.emulation import BINFMT, EMULATE, EMULATOR_FILE, PRELOAD, Emulation
 from rvbundle_runtime.errors import SandboxError
@@ -310,6 +310,8 @@ def operations(plan: Plan, uid: int, gid: int) -> list[Operation]:
     steps += _emulation(plan.emulation)
     if plan.preload is not None:
         steps.append(WriteFile("/etc/ld.so.preload", "".join(f"{line}\n" for line in plan.preload)))
+    if plan.report:
+        steps.append(WriteFile(runinfo.FILE, plan.report))
     steps.append(LeaveOldRoot())
     return steps
 

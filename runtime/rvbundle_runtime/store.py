@@ -10,15 +10,16 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime.errors import HostError, StoreError
 from rvbundle_runtime.families import Family, from_json
 from rvbundle_runtime.image import Reader
+from rvbundle_runtime.options import FLOAT32, PRECISIONS
 
 RESTORED_LIST = "restored.txt"  # beside the tree: a line for each path that the pager has put into it
 PAGES_LIST = "pages.txt"  # beside the tree: which runs of trimmed libraries it has filled (`restored_runs`)
@@ -33,7 +34,8 @@ Progress = Callable[[int, int], None]
 class PayloadInfo:
     """The part of an index that a run needs.
 
-    `trimmed`: some of its libraries lack pages; `payloads` are the architectures that the image has.
+    `trimmed`: some of its libraries lack pages; `payloads` are the architectures that the image has;
+    `precision` is what the recipe asks for; `packages` {name: version}.
     """
 
     identity: str
@@ -49,6 +51,8 @@ class PayloadInfo:
     families: tuple[Family, ...] = ()
     trimmed: bool = False
     payloads: tuple[str, ...] = ()
+    precision: str = "float32"
+    packages: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,14 @@ def describe(index: fmt.Index, payload: fmt.Payload, identity: str) -> PayloadIn
         payload.families,
         any(entry.kind == fmt.SPARSE for entry in payload.entries),
         tuple(other.arch for other in index.payloads),
+        _precision(index),
+        {package.name: package.version for package in payload.packages},
     )
+
+
+def _precision(index: fmt.Index) -> str:
+    precision = index.details.get("precision")
+    return precision if precision in PRECISIONS else FLOAT32
 
 
 def root_path(base: Path, identity: str, arch: str) -> Path:

@@ -17,7 +17,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 
-from rvbundle_runtime import sandbox
+from rvbundle_runtime import runinfo, sandbox
 from rvbundle_runtime import syscalls as sys_
 from rvbundle_runtime.choice import NAMESPACES, NONE
 from rvbundle_runtime.emulation import BINFMT
@@ -188,9 +188,11 @@ def _run_unconfined(
         _share_present(fd, present, pager)
         plan = replace(plan, env={**plan.env, "RVBUNDLE_PRESENT": f"/proc/{os.getpid()}/fd/{fd}"})
     if plan.emulation:
-        fd = os.memfd_create("rvbundle-emulator")
-        os.write(fd, plan.emulation.start.settings().encode())
-        plan = replace(plan, env={**plan.env, "RVBUNDLE_EMULATOR_FILE": f"/proc/{os.getpid()}/fd/{fd}"})
+        path = _in_memory("rvbundle-emulator", plan.emulation.start.settings())
+        plan = replace(plan, env={**plan.env, "RVBUNDLE_EMULATOR_FILE": path})
+    if plan.report:
+        path = _in_memory("rvbundle-runtime", plan.report)
+        plan = replace(plan, env={**plan.env, runinfo.VARIABLE: path})
     if pager:
         address = f"@rvbundle-{os.getpid()}-{os.urandom(6).hex()}"
         pager.listen(address)
@@ -199,6 +201,13 @@ def _run_unconfined(
     if pager:
         pager.filler.close()
     return Outcome(value["code"], value["signal"])
+
+
+def _in_memory(name: str, text: str) -> str:
+    """Return the path of a file with `text` that leaves nothing behind, however this process ends."""
+    fd = os.memfd_create(name)
+    os.write(fd, text.encode())
+    return f"/proc/{os.getpid()}/fd/{fd}"
 
 
 def _outcome(status: int) -> dict[str, int]:

@@ -28,6 +28,7 @@ _PREFIX = sys.base_prefix  # <root>/usr
 _ROOT = os.path.dirname(_PREFIX)  # "/" in the sandbox
 _BASE = _ROOT if _ROOT.endswith("/") else _ROOT + "/"
 _SOCKET = "/run/rvbundle/pager"
+_TORCH = "RVBUNDLE_TORCH"  # settings of torch: NAME=VALUE;... with names below `torch`
 _WAYS_OUT = (
     "keep it in the image with [keep] in the recipe or with a [[trace]] that uses it, "
     "or put the cold pack (.cold.rvb) beside the image"
@@ -139,6 +140,30 @@ class MetadataLoader(PayloadLoader):
     def exec_module(self, module):
         super().exec_module(module)
         _restore_metadata(module)
+
+
+class TorchLoader(PayloadLoader):
+    """Loads torch, and gives it the settings of the backend that the launcher has chosen."""
+
+    def exec_module(self, module):
+        super().exec_module(module)
+        for setting in os.environ.get(_TORCH, "").split(";"):
+            name, equals, value = setting.partition("=")
+            if equals:
+                _set_below(module, name, {"True": True, "False": False}.get(value, value))
+
+
+def _set_below(module, name, value):
+    """Set `module`.`name`, if this version has it: a setting that does nothing must not look as if it did."""
+    owner, _, last = name.rpartition(".")
+    target = module
+    try:
+        for part in filter(None, owner.split(".")):
+            target = getattr(target, part)
+        getattr(target, last)
+        setattr(target, last, value)
+    except (AttributeError, RuntimeError) as error:
+        _tell(name, "torch.%s can't be %s, it stays as it is: %s" % (name, value, error))
 
 
 def _restore_metadata(module):
@@ -263,13 +288,15 @@ class _SourcelessMarker(_external.SourcelessFileLoader):
 
 
 def _spec(fullname, source, locations):
-    loader = (MetadataLoader if fullname == "importlib.metadata" else PayloadLoader)(fullname, source)
+    loader = _LOADERS.get(fullname, PayloadLoader)(fullname, source)
     spec = _importlib.ModuleSpec(fullname, loader, origin=source)
     spec.submodule_search_locations = locations
     spec.has_location = True
     spec.cached = _external.cache_from_source(source)
     return spec
 
+
+_LOADERS = {"importlib.metadata": MetadataLoader, "torch": TorchLoader}
 
 _sections: "dict[str, str] | None" = None
 
