@@ -134,7 +134,7 @@ def make_bootstrap(
     key: Key = {
         "packages": [package.sha256 for package in packages],
         "python": [package.sha256 for package in compiler_packages],
-        "runtime": digest_of_files([*_sources().values(), *natives.values()]),
+        "runtime": digest_of_files([*_sources().values(), *_data().values(), *natives.values()]),
         "foreign": foreign,
         "emulators": sorted(emulators),
         "code": digest_of_files(
@@ -222,6 +222,8 @@ class _Layout:
         for name, path in natives.items():
             executable = path.suffix != ".so"
             found[f"{stdlib}/{_OURS}/native/{name}"] = _File(path.read_bytes(), executable)
+        for name, path in _data().items():
+            found[f"{stdlib}/{_OURS}/{name}"] = _File(path.read_bytes())
         return found
 
     def _modules(self, python: Path) -> dict[str, Path]:
@@ -275,6 +277,11 @@ def _sources() -> dict[str, Path]:
         if parts[1] != "guest":
             modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return modules
+
+
+def _data() -> dict[str, Path]:
+    """Return our files that are read as they are: the table of backends, and what measures in a payload."""
+    return {name: _RUNTIME / name for name in ("backends.toml", "guest/measure.py")}
 
 
 def needed_libraries(binaries: Sequence[Path], libraries: Path) -> list[Path]:

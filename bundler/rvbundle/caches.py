@@ -7,7 +7,7 @@ from rich.table import Table
 
 from rvbundle.progress import line, wide_console
 from rvbundle.stages import list_stages, prune_stages
-from rvbundle_runtime import bootstraps, store
+from rvbundle_runtime import bootstraps, decisions, store
 from rvbundle_runtime.host import CachePlace
 
 
@@ -49,6 +49,9 @@ def prune_cache(place: CachePlace, images: bool, stages: bool) -> list[str]:
         removed, busy = store.prune(place.base)
         lines.append(f"removed {len(removed)} unpacked images ({_mib(sum(s.size for s in removed))} MiB)")
         lines += [f"kept {stored.name} {stored.version}: it is running" for stored in busy]
+        forgotten = decisions.forget(place.base, {stored.key.rpartition("-")[0] for stored in busy})
+        if forgotten:
+            lines.append(f"forgot {forgotten} choices of backends, those of `rvbundle tune` too")
         gone, running = bootstraps.prune(place.base)
         if gone:
             size = _mib(sum(stored.size for stored in gone))

@@ -14,7 +14,7 @@ from rvbundle.progress import Progress, mib
 from rvbundle_runtime import launch
 from rvbundle_runtime.errors import RvbundleError, StoreError, UsageError
 from rvbundle_runtime.host import CachePlace, cache_place, read_host
-from rvbundle_runtime.options import EMULATORS, make_options
+from rvbundle_runtime.options import EMULATORS, PRECISIONS, make_options
 
 app = typer.Typer(
     name="rvbundle",
@@ -42,6 +42,31 @@ _Emulator = Annotated[
         metavar="|".join(EMULATORS),
         help="What runs a payload for another machine; auto: none if need not be, else qemu, else box64.",
     ),
+]
+_Backend = Annotated[
+    str | None,
+    typer.Option(
+        "--backend", metavar="NAME", help="Take these numeric kernels, whatever was measured; auto: the best."
+    ),
+]
+_Threads = Annotated[
+    str | None,
+    typer.Option("--threads", metavar="N", help="So many threads of numeric libraries; auto: the best."),
+]
+_Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="|".join(PRECISIONS),
+        help="Of matrix products; auto: bf16 once `tune` has found it right and faster.",
+    ),
+]
+_ColdPack = Annotated[
+    str | None,
+    typer.Option("--cold", metavar="FILE", help="The cold pack, if it is not beside the image."),
+]
+_NoSandbox = Annotated[
+    bool, typer.Option("--no-sandbox", help="Run with all your rights, where namespaces are denied.")
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -184,16 +209,16 @@ def run(
         str | None,
         typer.Option("--memory", "-m", metavar="SIZE", help="Limit each process's data, such as 2g."),
     ] = None,
-    cold: Annotated[
-        str | None,
-        typer.Option("--cold", metavar="FILE", help="The cold pack, if it is not beside the image."),
-    ] = None,
+    cold: _ColdPack = None,
     record: Annotated[
         str | None,
         typer.Option("--record", metavar="FILE", help="Write what had to be restored, for the next build."),
     ] = None,
     payload: _Payload = None,
     emulator: _Emulator = None,
+    backend: _Backend = None,
+    threads: _Threads = None,
+    precision: _Precision = None,
     network: Annotated[bool, typer.Option("--network", help="Give the agent the network.")] = False,
     no_network: Annotated[
         bool, typer.Option("--no-network", help="Take it away, whatever the recipe says.")
@@ -201,9 +226,7 @@ def run(
     no_cwd: Annotated[
         bool, typer.Option("--no-cwd", help="Start in an empty folder instead of the current one.")
     ] = False,
-    no_sandbox: Annotated[
-        bool, typer.Option("--no-sandbox", help="Run with all your rights, where namespaces are denied.")
-    ] = False,
+    no_sandbox: _NoSandbox = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print the plan on stderr first.")] = False,
 ) -> int:
     """Run an image. The current folder is the agent's working folder, /agent.
@@ -216,6 +239,9 @@ def run(
         "--record": record,
         "--payload": payload,
         "--emulator": emulator,
+        "--backend": backend,
+        "--threads": threads,
+        "--precision": precision,
     }
     flags = {
         "--network": network,
@@ -247,6 +273,10 @@ def explain(
     ] = None,
     payload: _Payload = None,
     emulator: _Emulator = None,
+    backend: _Backend = None,
+    threads: _Threads = None,
+    precision: _Precision = None,
+    cold: _ColdPack = None,
     as_json: _Json = False,
 ) -> None:
     """Say what `run` would do on this machine and why; of a build, why each file is hot or cold."""
@@ -268,9 +298,72 @@ def explain(
     if files is not None:
         _emit(explaining.explain_files(image, files), explaining.print_files, as_json)
     else:
-        given = {"--payload": payload, "--emulator": emulator}
-        options = make_options(str(image), [], {k: v for k, v in given.items() if v is not None}, {})
+        given = _given(payload, emulator, backend, threads, precision, cold)
+        options = make_options(str(image), [], given, {})
         _emit(explaining.explain(image, read_host(), _place(), options), explaining.print_plan, as_json)
+
+
+def _given(
+    payload: str | None,
+    emulator: str | None,
+    backend: str | None,
+    threads: str | None,
+    precision: str | None,
+    cold: str | None,
+) -> dict[str, str]:
+    """Return the options that were given, by name."""
+    values = {
+        "--payload": payload,
+        "--emulator": emulator,
+        "--backend": backend,
+        "--threads": threads,
+        "--precision": precision,
+        "--cold": cold,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@app.command(epilog="Example: rvbundle tune dist/cartpole-policy-gradient-1.0.0.rvb")
+def tune(
+    image: _ImagePath,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=1, help="How long to search; if not said: 60, and 900 where the agent is emulated."),
+    ] = None,
+    payload: _Payload = None,
+    emulator: _Emulator = None,
+    backend: _Backend = None,
+    threads: _Threads = None,
+    precision: _Precision = None,
+    cold: _ColdPack = None,
+    no_sandbox: _NoSandbox = False,
+) -> int:
+    """Measure backends on the agent's own workload, check that they are right, and keep the best for runs."""
+    from rvbundle_runtime import tune as tuning
+
+    given = _given(payload, emulator, backend, threads, precision, cold)
+    options = make_options(str(image), [], given | ({"--no-sandbox": "yes"} if no_sandbox else {}), {})
+    return tuning.run(read_host(), options, _place(), seconds)
+
+
+@app.command(epilog="Example: rvbundle profile dist/cartpole-policy-gradient-1.0.0.rvb")
+def profile(
+    image: _ImagePath,
+    payload: _Payload = None,
+    emulator: _Emulator = None,
+    backend: _Backend = None,
+    threads: _Threads = None,
+    precision: _Precision = None,
+    cold: _ColdPack = None,
+    no_sandbox: _NoSandbox = False,
+    as_json: _Json = False,
+) -> int:
+    """Say where the time of the agent's workload goes, by operator and by kernel, and which kernels ran."""
+    from rvbundle_runtime import profile as profiles
+
+    given = _given(payload, emulator, backend, threads, precision, cold)
+    options = make_options(str(image), [], given | ({"--no-sandbox": "yes"} if no_sandbox else {}), {})
+    return profiles.run(read_host(), options, _place(), as_json)
 
 
 @app.command(epilog="Example: rvbundle inspect dist/cartpole-policy-gradient-1.0.0.rvb --json")

@@ -144,7 +144,7 @@ def reword(text: str, file: str) -> str:
 def _reword(text: str, file: str) -> str:
     text = re.sub(r"rvbundle cache prune( --images)?", f"{_escaped(file)} {PREFIX}cache-prune", text)
     text = re.sub(r"rvbundle run IMAGE\b|rvbundle run(?= --)", _escaped(file), text)
-    text = re.sub(r"rvbundle (verify|explain|doctor)\b", rf"{_escaped(file)} {PREFIX}\1", text)
+    text = re.sub(r"rvbundle (verify|explain|doctor|tune|profile)\b", rf"{_escaped(file)} {PREFIX}\1", text)
     text = re.sub(r"\brun: (?=--|no such)", "", text)
     names = "|".join(sorted(option.removeprefix("--") for option in OPTIONS))
     return re.sub(rf"(?<![\w-])--({names})\b(?!-)", rf"{PREFIX}\1", text)
@@ -209,6 +209,20 @@ def _explain(started: Started, options: RunOptions) -> int:
     return 0
 
 
+def _tune(started: Started, options: RunOptions) -> int:
+    from rvbundle_runtime import tune
+
+    host = _host(started)
+    return tune.run(host, options, cache_place(host.environ, host.uid))
+
+
+def _profile(started: Started, options: RunOptions) -> int:
+    from rvbundle_runtime import profile
+
+    host = _host(started)
+    return profile.run(host, options, cache_place(host.environ, host.uid))
+
+
 def _doctor(started: Started, _: RunOptions) -> int:
     from contextlib import redirect_stdout
     from io import StringIO
@@ -238,10 +252,11 @@ def _verify(started: Started, _: RunOptions) -> int:
 
 
 def _prune(_started: Started, _: RunOptions) -> int:
-    from rvbundle_runtime import store
+    from rvbundle_runtime import decisions, store
 
     place = cache_place(os.environ, os.getuid())
     removed, busy = store.prune(place.base)
+    decisions.forget(place.base, {stored.key.rpartition("-")[0] for stored in busy})
     gone, running = bootstraps.prune(place.base)
     size, freed = sum(stored.size for stored in removed), sum(stored.size for stored in gone)
     print(f"removed {len(removed)} unpacked images ({size >> 20} MiB)")
@@ -255,6 +270,8 @@ COMMANDS = {
     "help": Command("print this", _help),
     "version": Command("say what this file is, and what machines it runs on", _version),
     "explain": Command("say what a run would do here, and why", _explain),
+    "tune": Command("measure numeric kernels on the agent's own work, and keep the best for runs", _tune),
+    "profile": Command("say where the time of the agent's work goes", _profile),
     "doctor": Command("say what this machine lacks, and what to do about it", _doctor),
     "verify": Command("check every digest of this file", _verify),
     "cache-prune": Command("remove what runs have unpacked (what is running stays)", _prune),

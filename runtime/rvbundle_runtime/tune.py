@@ -21,7 +21,7 @@ from rvbundle_runtime.host import CachePlace, Host
 from rvbundle_runtime.image import Reader
 from rvbundle_runtime.measured import Measured, from_result
 from rvbundle_runtime.measuring import Laboratory, laboratory
-from rvbundle_runtime.options import AUTO, BF16, RunOptions
+from rvbundle_runtime.options import AUTO, BF16, FLOAT32, RunOptions
 from rvbundle_runtime.tuning import Candidate, Space, Trial, Tuned
 
 SECONDS, EMULATED_SECONDS = 60.0, 900.0  # how long the search may take: natively, emulated
@@ -42,7 +42,7 @@ class _Bench:
     workload: Workload | None
     show: Callable[[str], None]
     limit: float
-    layers: dict[str, Any] = field(default_factory=dict)
+    layers: dict[str, Any] = field(default_factory=dict)  # that the agent was seen to have
     first: float = 0.0
     found: dict[Candidate, Measured] = field(default_factory=dict)
 
@@ -72,39 +72,18 @@ class _Bench:
 
     def _run(self, candidate: Candidate, gate: bool) -> tuple[Measured | None, str]:
         lab = self.lab
-        situation = lab.prepared.situation
-        decision = backends.settle(self.table, situation, candidate.row, candidate.setting)
-        answer = lab.run(decision, self._request(candidate, gate), self._limit(), {})
+        decision = backends.settle(self.table, lab.prepared.situation, candidate.row, candidate.setting)
+        workload = None if gate else self.workload
+        asked = request(lab, workload, gate=gate, precision=candidate.row.precision, **self.layers)
+        answer = lab.run(decision, asked, self._limit(), {})
         if not self.first and not gate:
             self.first = answer.seconds
         if answer.failed or answer.value is None:
             return None, answer.failed
         measured = from_result(answer.value)
-        self.layers = self.layers or {"layers": answer.value.get("layers"), "convolutions": answer.value.get("convolutions")}
+        if not gate and not self.layers:  # the same sizes for all candidates
+            self.layers = {name: answer.value.get(name) for name in ("layers", "convolutions")}
         return measured, ""
-
-    def _request(self, candidate: Candidate, gate: bool) -> dict[str, Any]:
-        situation = self.lab.prepared.situation
-        native = situation.launch.native
-        packages = situation.info.packages
-        workload = None
-        if self.workload and not gate:
-            workload = {
-                "argv": [*self.lab.agent(), *self.workload.args],
-                "seconds": _REPEAT_SECONDS if native else _EMULATED_REPEAT_SECONDS,
-                "repeats": _REPEATS if native else _EMULATED_REPEATS,
-            }
-        return {
-            "modules": [name for name in MODULES if name in packages],
-            "gate": gate,
-            "precision": candidate.row.precision,
-            "kernels": not gate,
-            "kernel_seconds": _KERNEL_SECONDS if native else _EMULATED_KERNEL_SECONDS,
-            "workload": workload,
-            "layers": self.layers.get("layers"),
-            "convolutions": self.layers.get("convolutions"),
-            "profile": False,
-        }
 
     def _limit(self) -> float:
         return min(self.limit, self.first * _LIMIT_FACTOR + _LIMIT_MORE) if self.first else self.limit
@@ -114,6 +93,37 @@ class _Bench:
             return ""
         text = golden.compare(self.workload.stdout, measured.workload.stdout, self.workload.tolerance)
         return f"\n{text}" if text else ""
+
+
+def request(
+    lab: Laboratory,
+    workload: Workload | None,
+    *,
+    gate: bool = False,
+    profile: bool = False,
+    precision: str = FLOAT32,
+    layers: Any = None,
+    convolutions: Any = None,
+) -> dict[str, Any]:
+    """Return what guest/measure.py is asked for."""
+    situation = lab.prepared.situation
+    native = situation.launch.native
+    asked = {
+        "argv": [*lab.agent(), *workload.args] if workload else [],
+        "seconds": _REPEAT_SECONDS if native else _EMULATED_REPEAT_SECONDS,
+        "repeats": _REPEATS if native else _EMULATED_REPEATS,
+    }
+    return {
+        "modules": [name for name in MODULES if name in situation.info.packages],
+        "gate": gate,
+        "precision": precision,
+        "kernels": not gate and not profile,
+        "kernel_seconds": _KERNEL_SECONDS if native else _EMULATED_KERNEL_SECONDS,
+        "workload": asked if workload else None,
+        "layers": layers,
+        "convolutions": convolutions,
+        "profile": profile,
+    }
 
 
 def _seconds(measured: Measured) -> float:
@@ -148,9 +158,9 @@ def tune(
         bench = _Bench(
             lab,
             table,
-            _workload(Path(options.image), situation),
+            find_workload(options.image, situation),
             lambda text: show(text, 1 - max(left(), 0.0) / budget),
-            _FIRST_LIMIT if native else _EMULATED_FIRST_LIMIT,
+            first_limit(situation),
         )
         space = make_space(table, situation, plan.wanted(options))
         tuned = tuning.search(space, bench.measure, bench.gate, left)
@@ -167,9 +177,14 @@ def tune(
     return tuned, bench.found, decision
 
 
-def _workload(image: Path, situation: Situation) -> Workload | None:
+def first_limit(situation: Situation) -> float:
+    """Return after how many seconds a first measurement counts as hanging."""
+    return _FIRST_LIMIT if situation.launch.native else _EMULATED_FIRST_LIMIT
+
+
+def find_workload(image: str, situation: Situation) -> Workload | None:
     """Return the first recorded workload of the payload; raises HostError if nothing can be measured."""
-    with Reader(image) as reader:
+    with Reader(Path(image)) as reader:
         found = golden.from_details(reader.index().details, situation.launch.arch)
     if not found and not set(MODULES) & situation.info.packages.keys():
         raise HostError(
