@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from rvbundle_runtime import families, launchers, machine, nativefiles
+from rvbundle_runtime import families, kernels, launchers, machine, nativefiles
 from rvbundle_runtime.absent import GUARD
 from rvbundle_runtime.choice import NAMESPACES, NONE, Choice
 from rvbundle_runtime.host import Host
@@ -48,7 +48,7 @@ def plan_emulation(
     emulator = launchers.usable(host, launch.launcher, launch.arch)
     assert emulator  # that is why it was chosen
     seen = "" if sandbox != NONE else root  # where the payload's programs see its root
-    start = launchers.ALL[launch.launcher].start(host, launch.arch, seen)
+    start = launchers.ALL[launch.launcher].start(host, launch.arch, seen, launch.model)
     children, why_children = _choose_children(host, sandbox, start)
     library = nativefiles.place(launch.arch, nativefiles.EMULATE)
     preload = [f"{seen}/{GUARD}"] if info.trimmed else []
@@ -56,7 +56,7 @@ def plan_emulation(
         preload.append(EMULATE if sandbox != NONE else library)
     if start.preload and preload:
         start = replace(start, env={**start.env, start.preload: ":".join(preload)})
-    model = machine.model_for(launch.launcher, launch.arch)
+    model = launch.model
     cpuinfo = machine.cpuinfo(model, host.cpus) if sandbox != NONE else ""
     native = launch.arch == host.arch
     no_pages = info.trimmed and launch.launcher == box64.name
@@ -90,9 +90,9 @@ def choose_kernels(launch: Launch, info: PayloadInfo) -> tuple[Choice, dict[str,
 
     Returns the variables that hold numeric libraries to it as well.
     """
-    model = machine.model_for(launch.launcher, launch.arch)
+    model = launch.model
     for family in info.families:
-        if not families.why_not(family, model.processor):
+        if not kernels.why_not(family, model.processor, info.blas):
             reason = "every processor has them"
             if model.flags:
                 reason = f"what the emulated processor has: {model.reason}"

@@ -6,7 +6,7 @@ to one of them. Pure.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -15,7 +15,8 @@ class Family:
     """A set of kernels: the flags of /proc/cpuinfo that it needs, and what holds the libraries to it.
 
     `vendor` is not "" where libraries also ask who made the processor: it is then the only one on which
-    the family is what was traced. `numpy` are features that numpy must not use, by its own names.
+    the family is what was traced. `numpy` are features that numpy must not use, by its own names. `vlen` are
+    the bits that the processor's vectors must at least have, 0 where these have one length only.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Family:
     env: Mapping[str, str]
     numpy: tuple[str, ...]
     vendor: str = ""
+    vlen: int = 0
 
 
 # numpy's names of what lies above a family (numpy.org/doc/stable/reference/simd/build-options.html): those
@@ -73,18 +75,20 @@ _X86_64 = (
         (*_NUMPY_AVX2, *_NUMPY_AVX512),
     ),
 )
-# Of these architectures one family each, which every processor can run. Sources: OpenBLAS's
-# driver/others/dynamic_riscv64.c and dynamic_arm64.c, OPENSSL_riscvcap(3), OPENSSL_armcap (crypto/armcap.c:
-# 1 is NEON), oneDNN's "CPU Dispatcher Control". A riscv64 core type for vectors of another length than the
-# processor's computes nonsense without an error, so the vector kernels are never asked for by name.
-_RISCV64 = (
-    Family(
-        "generic",
-        (),
-        {"OPENBLAS_CORETYPE": "RISCV64_GENERIC", "OPENSSL_riscvcap": "rv64gc"},
-        (),
-    ),
-)
+# The last of these is for every processor. Sources: OpenBLAS's driver/others/dynamic_riscv64.c and
+# dynamic_arm64.c, OPENSSL_riscvcap(3), OPENSSL_armcap (crypto/armcap.c: 1 is NEON), oneDNN's "CPU Dispatcher
+# Control". A riscv64 core type for longer vectors than the processor's computes nonsense without an error; on
+# longer ones OpenBLAS 0.3.29 is right (docs/riscv.md has a table; knownbad.py knows which releases are not).
+_NUMPY_RISCV = ("RVV",)
+
+
+def _riscv64(name: str, vlen: int, numpy: tuple[str, ...] = ()) -> Family:
+    env = {"OPENBLAS_CORETYPE": f"RISCV64_{name.upper()}", "OPENSSL_riscvcap": "rv64gc"}
+    return Family(name, ("v",) if vlen else (), env, numpy, vlen=vlen)
+
+
+ZVL256B, ZVL128B = _riscv64("zvl256b", 256), _riscv64("zvl128b", 128)
+_RISCV64 = (ZVL256B, ZVL128B, _riscv64("generic", 0, _NUMPY_RISCV))
 _NUMPY_ARM = ("ASIMDHP", "ASIMDDP", "ASIMDFHM", "SVE")
 _AARCH64 = (
     Family(
@@ -111,6 +115,7 @@ _NUMPY_NEEDS: dict[str, tuple[str, ...]] = {
     "AVX512CD": ("avx512f", "avx512cd"),
 }
 _NUMPY_NEEDS |= {name: (name.lower(),) for name in _NUMPY_ARM}
+_NUMPY_NEEDS["RVV"] = ("v",)
 _NUMPY_NEEDS["AVX512_SKX"] = ("avx512f", "avx512cd", "avx512vl", "avx512bw", "avx512dq")
 _NUMPY_NEEDS["X86_V4"] = _NUMPY_NEEDS["AVX512_SKX"]
 _NUMPY_NEEDS["AVX512_CLX"] = (*_NUMPY_NEEDS["AVX512_SKX"], "avx512_vnni")
@@ -124,31 +129,50 @@ _NUMPY_NEEDS["AVX512_SPR"] = (*_NUMPY_NEEDS["AVX512_ICL"], "avx512_fp16")
 
 @dataclass(frozen=True)
 class Processor:
-    """What the kernel says of the processor: its maker and its feature flags, where it says so."""
+    """What the kernel says of the processor: its maker and its feature flags, where it says so.
+
+    `vlen` are the bits of its vectors where their length is not the architecture's (RISC-V), 0 if unknown.
+    """
 
     vendor: str = ""
     flags: frozenset[str] = frozenset()
+    vlen: int = 0
 
 
 def to_trace(arch: str, processor: Processor, numpy_dispatch: tuple[str, ...] | None) -> tuple[Family, ...]:
-    """Return the families of `arch` that this machine can run, the best first.
+    """Return the families of `arch` that `processor` can run, the best first.
 
     `numpy_dispatch` are the features that the payload's numpy can pick among (None: any); it warns of others.
     """
     found = []
     for family in _FAMILIES.get(arch, ()):
-        if processor.flags.issuperset(family.needs):
+        if not _lacks(family, processor):
             vendor = processor.vendor if family.vendor else ""
             off = tuple(n for n in family.numpy if numpy_dispatch is None or n in numpy_dispatch)
-            found.append(Family(family.name, family.needs, family.env, off, vendor))
+            found.append(replace(family, numpy=off, vendor=vendor))
     return tuple(found)
+
+
+_FLAGS_IN_WORDS = {"v": "vectors"}
+
+
+def _lacks(family: Family, processor: Processor) -> str:
+    """Return what `processor` has too little of for `family`, whoever made it; "" for nothing."""
+    missing = sorted(set(family.needs) - processor.flags)
+    if missing:
+        return f"this processor has no {', '.join(_FLAGS_IN_WORDS.get(flag, flag) for flag in missing)}"
+    if processor.vlen >= family.vlen:
+        return ""
+    if not processor.vlen:
+        return f"it needs vectors of {family.vlen} bits, and how long this processor's are is not known"
+    return f"it needs vectors of {family.vlen} bits, and this processor's have {processor.vlen}"
 
 
 def why_not(family: Family, processor: Processor) -> str:
     """Return why `family` can't be used on `processor`; "" if it can."""
-    missing = sorted(set(family.needs) - processor.flags)
-    if missing:
-        return f"this processor has no {', '.join(missing)}"
+    lacks = _lacks(family, processor)
+    if lacks:
+        return lacks
     if family.vendor and family.vendor != processor.vendor:
         return f"traced on {family.vendor}, and libraries run other code on {processor.vendor or 'others'}"
     return ""
@@ -167,18 +191,24 @@ def held_back(family: Family) -> dict[str, str]:
 
 
 def from_json(value: Mapping[str, Any]) -> Family:
-    """Read what `dataclasses.asdict` made of a family; raises KeyError, TypeError or ValueError."""
+    """Read what `dataclasses.asdict` made of a family; raises KeyError, TypeError or ValueError.
+
+    Images of before there was `vlen` have families without it.
+    """
     if not isinstance(value["needs"], list | tuple) or not isinstance(value["numpy"], list | tuple):
         raise TypeError("expected lists")
     if not isinstance(value["env"], dict):
         raise TypeError("expected a table of variables")
+    vlen = value.get("vlen", 0)
+    if type(vlen) is not int or vlen < 0:
+        raise TypeError("expected a number of bits")
     texts = [value["name"], value["vendor"], *value["needs"], *value["numpy"]]
     if not all(isinstance(text, str) and "\0" not in text for text in (*texts, *value["env"].values())):
         raise TypeError("expected texts")
     if any("=" in name or "\0" in name or not name for name in value["env"]):
         raise ValueError("impossible name of a variable")
     return Family(
-        value["name"], tuple(value["needs"]), dict(value["env"]), tuple(value["numpy"]), value["vendor"]
+        value["name"], tuple(value["needs"]), dict(value["env"]), tuple(value["numpy"]), value["vendor"], vlen
     )
 
 

@@ -17,8 +17,9 @@ E_MACHINE = {"x86_64": 62, "aarch64": 183, "riscv64": 243}  # by which ELF files
 class Model:
     """A processor model of an emulator: `option` is its name there, "" for the emulator's default.
 
-    `family`, `model` and `stepping` are those of CPUID leaf 1; `flags` are names as in Linux's /proc/cpuinfo;
-    `name` is the brand text, "" where the emulator writes /proc/cpuinfo; `reason` says why it is emulated.
+    `family`, `model` and `stepping` are those of CPUID leaf 1; `flags` are names as in Linux's /proc/cpuinfo,
+    `vlen` the bits of its vectors where their length is not the architecture's (RISC-V); `name` is the brand
+    text, "" where the emulator writes /proc/cpuinfo; `reason` says why it is emulated.
     """
 
     option: str
@@ -29,11 +30,12 @@ class Model:
     stepping: int = 0
     name: str = ""
     flags: tuple[str, ...] = ()
+    vlen: int = 0
 
     @property
     def processor(self) -> Processor:
         """What numeric libraries will find out about it."""
-        return Processor(self.vendor, frozenset(self.flags))
+        return Processor(self.vendor, frozenset(self.flags), self.vlen)
 
 
 # CPUID of `qemu-x86_64 -cpu Nehalem` (a test asks it): target/i386/cpu.c, limited to what TCG can do. It has
@@ -63,6 +65,18 @@ BOX64 = Model(
     ),
 )
 DEFAULT = Model(option="", reason="the emulator's own choice")
+# QEMU's rv64 (target/riscv/cpu.c): without vectors the libraries run what they run on any RISC-V processor.
+RV64 = Model(option="rv64,v=false", reason="vectors are emulated in software")
+
+
+def with_vectors(vlen: int) -> Model:
+    """Return a RISC-V processor with vectors of `vlen` bits."""
+    return Model(option=f"rv64,v=true,vlen={vlen}", reason=f"vectors of {vlen} bits", flags=("v",), vlen=vlen)
+
+
+# The processors on which a build traces kernels of another architecture. The first is that of emulated runs;
+# a family of kernels is traced on the first that has it.
+_TRACED = {"riscv64": (RV64, with_vectors(128), with_vectors(256))}
 
 # CPUID leaf 0x80000008 and the CLFLUSH size of leaf 1, in bits and bytes.
 _PHYSICAL_BITS, _VIRTUAL_BITS, _CLFLUSH = 40, 48, 64
@@ -71,9 +85,16 @@ _TABS = ("\t", "\t\t")  # by which the kernel brings all colons to one column: s
 
 def model_for(kind: str, guest: str) -> Model:
     """Return the processor that the emulator `kind` ("qemu", "box64") shows to programs for `guest`."""
+    if guest == "riscv64" and kind == "qemu":
+        return RV64
     if guest != "x86_64":
         return DEFAULT
     return NEHALEM if kind == "qemu" else BOX64
+
+
+def to_trace(guest: str) -> tuple[Model, ...]:
+    """Return the processors on which a build traces the kernels of a payload for `guest` by QEMU."""
+    return _TRACED.get(guest, (model_for("qemu", guest),))
 
 
 def cpuinfo(model: Model, cpus: Iterable[int]) -> str:

@@ -6,11 +6,12 @@
 import os.path
 from dataclasses import dataclass
 
-from rvbundle_runtime import families
+from rvbundle_runtime import families, kernels
 from rvbundle_runtime.absent import GUARD
 from rvbundle_runtime.choice import NAMESPACES, NONE, ROOT, Choice
 from rvbundle_runtime.emulation import BINFMT, Emulation, choose_kernels, plan_emulation
 from rvbundle_runtime.errors import SandboxError
+from rvbundle_runtime.families import Processor
 from rvbundle_runtime.host import ENV_ALLOWED, ENV_PROXIES, Host
 from rvbundle_runtime.options import RunOptions
 from rvbundle_runtime.selection import Launch, native_launch
@@ -92,14 +93,14 @@ def make_plan(
     confined = sandbox != NONE
     prefix = "" if confined else root
     emulation, emulating = plan_emulation(host, launch, info, sandbox, root)
-    kernels, kernel_env = _choose_kernels(host, info, cold, launch)
+    chosen, kernel_env = _choose_kernels(host, info, cold, launch)
     choices = [
         Choice("payload", info.arch, launch.why_payload),
         *emulating,
         Choice("sandbox", sandbox, why_sandbox),
         Choice("network", "on" if network else "off", why_network),
         Choice("cold pack", cold.path or "none", cold.reason, warn=cold.unusable),
-        kernels,
+        chosen,
         Choice(
             "working folder",
             host.cwd if options.cwd or not confined else "empty",
@@ -143,20 +144,28 @@ def _choose_kernels(
     host: Host, info: PayloadInfo, cold: ColdPack, launch: Launch
 ) -> tuple[Choice, dict[str, str]]:
     """Choose the family of CPU kernels, and the variables that hold numeric libraries to it."""
-    if not info.families:
-        return Choice("CPU kernels", "any", "every kernel is in the image"), {}
-    if not launch.native:
+    if info.families and not launch.native:
         return choose_kernels(launch, info)
-    if cold.path:
-        return Choice("CPU kernels", "any", "the cold pack has those that no trace touched"), {}
+    if cold.path or not info.families:
+        return _any_kernels(host.processor if launch.native else launch.model.processor, info)
     refused: list[str] = []
     for family in info.families:
-        why = families.why_not(family, host.processor)
+        why = kernels.why_not(family, host.processor, info.blas)
         if not why:
             reason = "; ".join(["without a cold pack only kernels that were traced", *refused])
             return Choice("CPU kernels", family.name, reason), families.environment(family, host.processor)
         refused.append(f"not {family.name}: {why}")
     return Choice("CPU kernels", "any", f"none that were traced fit: {'; '.join(refused)}", warn=True), {}
+
+
+def _any_kernels(processor: Processor, info: PayloadInfo) -> tuple[Choice, dict[str, str]]:
+    """Let numeric libraries choose, but for OpenBLAS where what it would choose is known to be wrong."""
+    other = kernels.instead(info.arch, processor, info.blas)
+    if other:
+        family, why = other
+        return Choice("CPU kernels", family.name, f"of OpenBLAS; {why}", warn=True), kernels.core_only(family)
+    trimmed = "the cold pack has those that no trace touched"
+    return Choice("CPU kernels", "any", trimmed if info.families else "every kernel is in the image"), {}
 
 
 def _choose_sandbox(host: Host, options: RunOptions) -> tuple[str, str]:
@@ -210,7 +219,7 @@ def _environment(
     network: bool,
     confined: bool,
     root: str,
-    kernels: dict[str, str],
+    kernel_env: dict[str, str],
     emulation: Emulation | None,
 ) -> dict[str, str]:
     env = dict(emulation.start.env) if emulation else {}
@@ -232,7 +241,7 @@ def _environment(
         env["PATH"] = f"{root}/usr/bin:{host.environ.get('PATH', '/usr/bin:/bin')}"
         if not (emulation and emulation.start.preload):  # else they would be for the emulator's own ld.so
             env["LD_LIBRARY_PATH"] = f"{root}/{info.libdir}"
-    env |= kernels
+    env |= kernel_env
     env |= info.env
     for name, value in options.env:
         if value is not None:

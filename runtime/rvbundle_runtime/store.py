@@ -10,9 +10,9 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rvbundle_runtime import format as fmt
@@ -33,7 +33,8 @@ Progress = Callable[[int, int], None]
 class PayloadInfo:
     """The part of an index that a run needs.
 
-    `trimmed`: some of its libraries lack pages; `payloads` are the architectures that the image has.
+    `trimmed`: some of its libraries lack pages; `payloads` are the architectures that the image has; `blas`
+    the versions of its BLAS libraries by name (blas.py).
     """
 
     identity: str
@@ -49,6 +50,7 @@ class PayloadInfo:
     families: tuple[Family, ...] = ()
     trimmed: bool = False
     payloads: tuple[str, ...] = ()
+    blas: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def describe(index: fmt.Index, payload: fmt.Payload, identity: str) -> PayloadIn
         payload.families,
         any(entry.kind == fmt.SPARSE for entry in payload.entries),
         tuple(other.arch for other in index.payloads),
+        payload.blas,
     )
 
 
@@ -92,9 +95,9 @@ def find(base: Path, identity: str, arch: str) -> Unpacked | None:
         value = json.loads((folder / "payload.json").read_bytes())
         families = tuple(from_json(family) for family in value["families"])
         lists = {name: tuple(value[name]) for name in ("argv", "payloads")}
-        info = PayloadInfo(**{**value, **lists, "families": families})
+        info = PayloadInfo(**{**value, **lists, "families": families, "blas": fmt.load_blas(value)})
         whole = (folder / "root").is_dir()
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         whole = False
     if not whole:
         return None  # absent, or damaged from outside: it is unpacked anew
