@@ -471,6 +471,7 @@ def _trim(recipe: Recipe, payload: _Traced, recorded: Recorded) -> tuple[Payload
         frozen.libdir,
         frozen.packages,
         record.families if trims.trimmed else (),
+        frozen.blas,
     )
     return meta, contents(frozen, payload.agent, placed, trims), trims
 

@@ -28,8 +28,9 @@ from rvbundle_runtime.errors import EnvironmentSetupError
 
 # What every payload has: an interpreter with its whole library, and a shell.
 _BASE = (*hostpython.PYTHON, "dash")
-# The BLAS that numpy and torch pick up where it is there; without it they get the reference implementation.
-_BLAS, _WANT_BLAS = "libopenblas0-pthread", ("numpy", "torch", "scipy")
+# The BLAS that numpy and torch pick up where it is there, and the reference implementation, which a run may
+# choose instead.
+_BLAS, _WANT_BLAS = ("libopenblas0-pthread", "libblas3", "liblapack3"), ("numpy", "torch", "scipy")
 # Debian's names of packages where they are not python3-NAME (packages.debian.org).
 _NAMES = {
     "attrs": "python3-attr",
@@ -99,7 +100,7 @@ def _lock_one(recipe: Recipe, locked: Lock, arch: str, suite: str, cache_base: P
                 f"take {name} out of the requirements, or {arch} out of [payloads]; without a payload of its "
                 "own such a machine runs the one for x86_64 through an emulator",
             )
-    wanted = [*_BASE, *sorted(known), *([_BLAS] if compiled.keys() & set(_WANT_BLAS) else [])]
+    wanted = [*_BASE, *sorted(known), *(_BLAS if compiled.keys() & set(_WANT_BLAS) else [])]
     packages = debian.resolve(archive, wanted)
     builder = hostpython.machine()
     here: Archive = hostpython.archive(cache_base, suite, builder)

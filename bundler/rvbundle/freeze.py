@@ -13,14 +13,14 @@ import json
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import rvbundle_runtime
-from rvbundle import elf, licences, process
+from rvbundle import blas, elf, licences, process
 from rvbundle.compiler import Job, compile_sources
 from rvbundle.debian import TRIPLETS
 from rvbundle.environment import Environment, Interpreter
@@ -28,7 +28,10 @@ from rvbundle.foreign import PACKAGES, ForeignEnvironment, debian_name
 from rvbundle.libraries import SystemLibraries, close_over_libraries
 from rvbundle.lock import normalized
 from rvbundle.stages import digest_of_files
+from rvbundle_runtime import families
+from rvbundle_runtime.blas import OPENBLAS
 from rvbundle_runtime.errors import FreezeError
+from rvbundle_runtime.knownbad import known_bad
 
 BOOT_MODULE = "_rvbundle_boot"
 # Distributions whose own test suites read docstrings (of modules that do not mention them).
@@ -74,8 +77,9 @@ class FrozenFile:
 class Frozen:
     """The inventory. `needed` maps a library or extension to the paths of the libraries that it needs.
 
-    `numpy_dispatch` are the processor features that the environment's numpy has kernels for; `emulators` is
-    the folder of what runs its programs on this machine, None where they are native.
+    `numpy_dispatch` are the processor features that the environment's numpy has kernels for; `blas` the
+    versions of its BLAS libraries by name (rvbundle_runtime/blas.py); `emulators` is the folder of what runs
+    its programs on this machine, None where they are native.
     """
 
     folder: Path
@@ -88,6 +92,7 @@ class Frozen:
     needed: dict[str, tuple[str, ...]]
     notes: tuple[str, ...]
     numpy_dispatch: tuple[str, ...] = ()
+    blas: Mapping[str, str] = field(default_factory=dict)
     emulators: Path | None = None
 
     @property
@@ -169,6 +174,7 @@ def load(folder: Path) -> Frozen:
         needed={path: tuple(paths) for path, paths in value["needed"].items()},
         notes=tuple(value["notes"]),
         numpy_dispatch=tuple(value["numpy_dispatch"]),
+        blas=value["blas"],
     )
 
 
@@ -329,6 +335,8 @@ def freeze(inventory: Inventory, docstrings: bool, folder: Path) -> None:
     if failures:
         notes.append(f"{failures} Python files are for another Python version and can't be compiled")
     _finish_tree(folder / "tree", links)
+    versions = blas.versions((p.path, p.source) for p in planned if p.role == LIBRARY)
+    notes += _wrong_kernels(system.arch, versions)
     frozen = Frozen(
         folder=folder,
         python=interpreter.short,
@@ -340,6 +348,7 @@ def freeze(inventory: Inventory, docstrings: bool, folder: Path) -> None:
         needed=closure.needed,
         notes=tuple(notes),
         numpy_dispatch=inventory.numpy_dispatch,
+        blas=versions,
     )
     value = asdict(replace(frozen, files=()))
     value["files"] = [list(asdict(f).values()) for f in frozen.files]
@@ -558,6 +567,16 @@ def _size_and_digest(path: Path) -> tuple[int, str]:
         return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _wrong_kernels(arch: str, versions: Mapping[str, str]) -> list[str]:
+    """Say which kernels are not traced, since the OpenBLAS that is there computes nonsense with them."""
+    found = [
+        f"kernels {family.name}: {bad}"
+        for family in families.of(arch)
+        if (bad := known_bad(OPENBLAS, versions.get(OPENBLAS, ""), family.name, family.vlen))
+    ]
+    return found
+
+
 def _content_notes(files: list[FrozenFile], names: list[str]) -> list[str]:
     """Return what a user should know of the contents: duplicates, two OpenMPs, CUDA."""
     notes: list[str] = []
@@ -595,7 +614,7 @@ def code_digest() -> str:
     guest = Path(rvbundle_runtime.__file__).parent / "guest"
     ours = [
         Path(__file__).with_name(f"{name}.py")
-        for name in ("elf", "libraries", "compiler", "debian", "foreign", "freeze", "licences")
+        for name in ("blas", "elf", "libraries", "compiler", "debian", "foreign", "freeze", "licences")
     ]
     return digest_of_files([*ours, *guest.glob("*.py"), *_INSIDE.glob("*.py")])
 

@@ -100,6 +100,7 @@ def _payload(index: fmt.Index, payload: fmt.Payload, shares: list[float], files:
         "python": payload.python,
         "argv": list(payload.argv),
         "families": [asdict(family) for family in payload.families],
+        "blas": dict(payload.blas),
         "files": len(payload.entries),
         "packages": [
             {

@@ -3,12 +3,13 @@
 import os
 import re
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rvbundle import elf, process
 from rvbundle.debian import TRIPLETS
+from rvbundle_runtime.blas import reference_libraries
 from rvbundle_runtime.errors import FreezeError
 
 # glibc loads these by name when threads are cancelled or names are looked up: nothing links them.
@@ -22,13 +23,16 @@ _CACHE_ABI = {"x86_64": "x86-64", "aarch64": "AArch64", "riscv64": "double-float
 class SystemLibraries:
     """A machine's libraries: {soname: path}, and where ld.so looks by default (`libdir`, no slash).
 
-    `root` is where its file system begins: not / for packages that are unpacked in a folder.
+    `root` is where its file system begins: not / for packages that are unpacked in a folder. `others` are
+    libraries {soname: (path in the tree, source)} that a program finds by a variable only, where `paths` has
+    another of that name: these come with it.
     """
 
     arch: str
     libdir: str
     paths: dict[str, Path]
     root: Path = Path("/")
+    others: Mapping[str, tuple[str, Path]] = field(default_factory=dict)
 
     @staticmethod
     def of_this_machine() -> "SystemLibraries":
@@ -60,7 +64,17 @@ class SystemLibraries:
                     paths.setdefault(path.name, path)
         if "libc.so.6" not in paths:
             raise FreezeError(f"there is no glibc among the packages for {arch}")
-        return SystemLibraries(arch, libdir, paths, root)
+        return SystemLibraries(arch, libdir, paths, root, _not_chosen(libdir, paths, root))
+
+
+def _not_chosen(libdir: str, paths: Mapping[str, Path], root: Path) -> dict[str, tuple[str, Path]]:
+    """Return the reference BLAS where another one is found by default."""
+    found = {}
+    for path in reference_libraries(libdir):
+        name, source = os.path.basename(path), root / path
+        if source.is_file() and paths[name] != source:
+            found[name] = (path, source)
+    return found
 
 
 @dataclass(frozen=True)
@@ -134,11 +148,13 @@ def _add(
     by_source: dict[str, str],
 ) -> str:
     path = f"{system.libdir}/{name}"
-    real = Path(os.path.realpath(source))
-    if path not in added:
-        added[path] = real
-        by_source.setdefault(str(real), path)
-        queue.append((path, real))
+    places = [(path, source), *([system.others[name]] if name in system.others else [])]
+    for place, library in places:
+        real = Path(os.path.realpath(library))
+        if place not in added:
+            added[place] = real
+            by_source.setdefault(str(real), place)
+            queue.append((place, real))
     return path
 
 

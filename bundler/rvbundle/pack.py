@@ -93,6 +93,7 @@ class PayloadMeta:
     libdir: str
     packages: tuple[tuple[str, str], ...]
     families: tuple[Family, ...] = ()
+    blas: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -344,4 +345,5 @@ def _payload(payload: PayloadMeta, items: list[Item], blobs: dict[str, tuple[int
         reasons=tuple(reasons),
         entries=entries,
         families=payload.families,
+        blas=payload.blas,
     )

@@ -20,7 +20,7 @@ from rvbundle.trace import (
     run_again,
     time_limit,
 )
-from rvbundle_runtime import families
+from rvbundle_runtime import families, kernels
 from rvbundle_runtime.errors import ProveError, TraceError
 from rvbundle_runtime.golden import compare
 
@@ -59,12 +59,15 @@ def prove(recipe: Recipe, frozen: Frozen, agent: StagedAgent, trace: Trace, imag
 
 
 def _kernels(trace: Trace, frozen: Frozen) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what `run` without a cold pack holds numeric libraries to here, and what the record is of."""
+    """Return what `run` without a cold pack holds numeric libraries to here, and what the record is of.
+
+    The record of an emulated tree is of what emulated runs use; a native one, of the first family.
+    """
     processor = processor_of(frozen)
     envs = [families.environment(family, processor) for family in trace.families]
-    fit = [not families.why_not(family, processor) for family in trace.families]
+    fit = [not kernels.why_not(family, processor, frozen.blas) for family in trace.families]
     chosen = next((env for env, fits in zip(envs, fit, strict=True) if fits), {})
-    return chosen, envs[0] if envs else {}
+    return chosen, chosen if frozen.emulators or not envs else envs[0]
 
 
 def _run(image: Path, frozen: Frozen, workload: Workload, number: int, scratch: Path) -> str:

@@ -15,6 +15,7 @@ from rvbundle_runtime import plan as planning
 from rvbundle_runtime import supervisor
 from rvbundle_runtime.errors import RvbundleError
 from rvbundle_runtime.host import Host, cache_place, read_host
+from rvbundle_runtime.machine import Model
 from rvbundle_runtime.options import AUTO, RunOptions
 from rvbundle_runtime.store import PayloadInfo
 
@@ -44,11 +45,17 @@ def main() -> int:
 
 
 def make_plan(host: Host, info: PayloadInfo, request: dict[str, Any]) -> planning.Plan:
-    """Plan the run of a tree as that of a payload: natively, or by an emulator; raises HostError."""
+    """Plan the run of a tree as that of a payload: natively, or by an emulator; raises HostError.
+
+    `processor` of the request is the emulated one, as machine.Model's option; "" leaves it to rvbundle.
+    """
     options = RunOptions(image="", payload=info.arch, emulator=request.get("emulator", AUTO))
     host, launch = launch_.choose(
         host, options, cache_place(host.environ, host.uid), (info.arch,), "the frozen tree"
     )
+    told = request.get("processor", "")
+    if told:
+        launch = replace(launch, told=Model(told, "the trace stage says so"))
     cold = planning.ColdPack("", "the tree is whole")
     plan = planning.make_plan(host, request["tree"], info, options, cold, launch)
     ours = [planning.Mount(*mount) for mount in request["mounts"]]

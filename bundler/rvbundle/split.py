@@ -11,6 +11,7 @@ from rvbundle.freeze import Frozen, FrozenFile, module_name, modules_matching
 from rvbundle.licences import COMMON, DOC
 from rvbundle.recipe import Recipe
 from rvbundle.trace import Trace
+from rvbundle_runtime.blas import reference_libraries
 
 COLD_LIST = "usr/lib/rvbundle/cold.txt"
 
@@ -168,6 +169,8 @@ class _Placer:
             return "metadata of an installed distribution"
         if file.role == freeze.LIBRARY and name.startswith(_ALWAYS_HOT_LIBRARIES):
             return "part of the C library"
+        if file.path in reference_libraries(self._frozen.libdir):
+            return "a run may choose the reference BLAS"
         if inner in HOT_DATA:
             return "its package checks that it is there"
         if file.role in _DATA_ROLES and self._cold_data(inner) is None:

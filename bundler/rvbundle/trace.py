@@ -16,6 +16,7 @@ from typing import Any
 from rvbundle import constants, native, process, run_tree
 from rvbundle.filewatch import FileWatch
 from rvbundle.freeze import Frozen, module_name, modules_matching
+from rvbundle.kernelruns import KernelRun, kernel_runs
 from rvbundle.pages import PageTrace, dump_runs, load_runs, parse_record
 from rvbundle.recipe import Recipe, Workload
 from rvbundle.stage_agent import StagedAgent
@@ -100,10 +101,14 @@ def loads(text: str) -> tuple[Trace, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Watch:
-    """How a run in the tree is held to a family of kernels, and where records of its pages go."""
+    """How a run in the tree is held to a family of kernels, and where records of its pages go.
+
+    `processor` is the one to emulate (machine.Model's option), "" for the usual one.
+    """
 
     env: Mapping[str, str] = field(default_factory=dict)
     records: Path | None = None
+    processor: str = ""
 
 
 def trace(recipe: Recipe, frozen: Frozen, agent: StagedAgent, processor: Processor) -> Trace:
@@ -114,17 +119,14 @@ def trace(recipe: Recipe, frozen: Frozen, agent: StagedAgent, processor: Process
     dispatch = frozen.numpy_dispatch
     if frozen.emulators and any(f.numpy for f in families_.to_trace(frozen.arch, processor, None)):
         dispatch = _emulated_dispatch(recipe, frozen, agent)
-    families = families_.to_trace(frozen.arch, processor, dispatch)
+    runs = kernel_runs(frozen, processor, dispatch)
     with tempfile.TemporaryDirectory(prefix="rvbundle-pages-") as scratch:
         records = Path(scratch)
         # Written once: runs side by side must never find it half there.
         (records / _PRELOAD_LIST).write_text(f"{_TRACE_ALL}\n")
         constants.write_lists(frozen.tree, frozen.files, records)
-        envs = [families_.environment(family, processor) for family in families] or [{}]
-        if frozen.emulators:
-            # Emulated processors have every feature; run natively, numpy is told not to use them.
-            envs += [off for family in families if (off := families_.held_back(family)) not in envs]
-        watches = tuple(_Watch(env, records) for env in envs)
+        watched = runs.watched or (KernelRun({}),)
+        watches = tuple(_Watch(run.env, records, run.processor) for run in watched)
         try:
             workloads, modules = _run_all(recipe, frozen, agent, watches)
         except TraceError:
@@ -133,7 +135,7 @@ def trace(recipe: Recipe, frozen: Frozen, agent: StagedAgent, processor: Process
             return Trace(workloads, note=_NOT_BY_PAGE)
         extra = _exercise(recipe, frozen, agent, modules, watches[0])
         pages, whole = _read_records(records)
-        return Trace(workloads, extra, pages, whole, families)
+        return Trace(workloads, extra, pages, whole, runs.families)
 
 
 # As inside/inventory.py finds it out on this machine.
@@ -184,15 +186,18 @@ def _run_all(
 ) -> tuple[tuple[WorkloadTrace, ...], frozenset[str]]:
     """Run every workload once per watch, those of one workload side by side; also return all modules."""
     numbered = list(enumerate(recipe.workloads, 1))
-    if not frozen.emulators:
-        records = [_run_workload(recipe, frozen, agent, w, n, watches) for n, w in numbered]
-    else:
-        # Slow, and of one family: side by side, each in a copy of the tree, so that what is opened can be
-        # told apart.
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            records = list(
-                pool.map(lambda p: _run_in_copy(recipe, frozen, agent, p[1], p[0], watches), numbered)
-            )
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        if not frozen.emulators:
+            records = [_run_workload(recipe, frozen, agent, w, n, watches, pool) for n, w in numbered]
+        else:
+            # Slow: side by side, each workload in a copy of the tree, so that what is opened can be told
+            # apart.
+            with ThreadPoolExecutor(len(numbered)) as waiting:
+                records = list(
+                    waiting.map(
+                        lambda p: _run_in_copy(recipe, frozen, agent, p[1], p[0], watches, pool), numbered
+                    )
+                )
     return tuple(records), frozenset(name for record in records for name in record.modules)
 
 
@@ -203,11 +208,14 @@ def _run_workload(
     workload: Workload,
     number: int,
     watches: tuple[_Watch, ...],
+    pool: ThreadPoolExecutor,
 ) -> WorkloadTrace:
+    """Run a workload once per watch in `pool`; the output is that of the first."""
+
     def run(watch: _Watch) -> str:
         return _run_in_tree(recipe, frozen, agent, workload, number, watch)
 
-    with FileWatch(frozen.tree) as seen, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with FileWatch(frozen.tree) as seen:
         outputs = list(pool.map(run, watches))
     opened = tuple(sorted(seen.opened))
     return WorkloadTrace(workload.args, _modules(frozen, opened), opened, outputs[0])
@@ -220,11 +228,12 @@ def _run_in_copy(
     workload: Workload,
     number: int,
     watches: tuple[_Watch, ...],
+    pool: ThreadPoolExecutor,
 ) -> WorkloadTrace:
     with tempfile.TemporaryDirectory(prefix="tree-", dir=frozen.folder) as scratch:
         shutil.copytree(frozen.tree, Path(scratch) / "tree", symlinks=True, copy_function=os.link)
         copy = replace(frozen, folder=Path(scratch))
-        return _run_workload(recipe, copy, agent, workload, number, watches)
+        return _run_workload(recipe, copy, agent, workload, number, watches, pool)
 
 
 def _exercise(
@@ -325,6 +334,7 @@ def _in_tree(
         "network": recipe.network,
         "env": {**watch.env, **recipe.env},
         "argv": [*argv],
+        "processor": watch.processor,
     }
     with tempfile.TemporaryDirectory(prefix="rvbundle-trace-") as scratch:
         return process.run(

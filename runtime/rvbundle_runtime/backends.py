@@ -5,12 +5,12 @@ The candidates are data (backends.toml). `choose` takes the first row that fits,
 """
 
 import json
-import os.path
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rvbundle_runtime import families
+from rvbundle_runtime import families, kernels, machine
+from rvbundle_runtime import table as table_file
 from rvbundle_runtime.choice import Choice
 from rvbundle_runtime.errors import HostError, UsageError
 from rvbundle_runtime.families import Family, Processor
@@ -22,7 +22,6 @@ from rvbundle_runtime.selection import Launch
 from rvbundle_runtime.store import PayloadInfo
 
 PASSIVE = "passive"
-TABLE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "backends.toml")
 TORCH_VARIABLE = "RVBUNDLE_TORCH"  # settings of torch, for the guest's import finder: NAME=VALUE;...
 _FORMAT = 1
 
@@ -119,24 +118,19 @@ class Decision:
     choices: tuple[Choice, ...] = ()
 
 
-def parse_table(text: str) -> Table:
+def load_table() -> Table:
     """Read backends.toml; raises ValueError naming the row that is wrong."""
-    import tomllib  # late: most runs find a decision that was made before
+    return make_table(table_file.read(), machine.processors())
 
-    value = tomllib.loads(text)
-    processors: dict[tuple[str, str], Model] = {}
-    for row in value["processor"]:
-        name, emulator = row.pop("name"), row.pop("emulator")
-        row.pop("guest")
-        flags = tuple(row.pop("flags", "").split())
-        processors[emulator, name] = _made(Model, f"processor {name}", {**row, "flags": flags})
+
+def make_table(value: Mapping[str, Any], processors: Mapping[tuple[str, str], Model]) -> Table:
+    """Make sense of what backends.toml says; raises ValueError naming the row that is wrong."""
     backends = tuple(_backend(row) for row in value["backend"])
     threads = tuple(_made(Threads, "threads", row) for row in value["threads"])
     for backend in backends:
-        emulators = [name for name in backend.launchers if name != "native"]
-        for emulator in emulators:
-            if (emulator, backend.processor) not in processors:
-                raise ValueError(f"backend {backend.name}: no processor {backend.processor!r} of {emulator}")
+        for launcher in backend.launchers:
+            if launcher != "native" and (launcher, backend.processor) not in processors:
+                raise ValueError(f"backend {backend.name}: no processor {backend.processor!r} of {launcher}")
     return Table(backends, processors, threads)
 
 
@@ -153,12 +147,6 @@ def _made(kind: Callable[..., Any], what: str, values: dict[str, Any]) -> Any:
         return kind(**values)
     except TypeError as error:
         raise ValueError(f"{what}: {error}") from None
-
-
-def load_table() -> Table:
-    """Read the table that this rvbundle brings."""
-    with open(TABLE_FILE, encoding="utf-8") as file:
-        return parse_table(file.read())
 
 
 def rows(table: Table, situation: Situation) -> tuple[Backend, ...]:
@@ -183,6 +171,10 @@ def why_not(table: Table, row: Backend, situation: Situation) -> str:
         return f"{has} none of {', '.join(row.needs_any)}"
     if row.vlen > processor.vlen:
         return f"{has} vectors of {processor.vlen} bits, not {row.vlen}"
+    if not row.family and not row.library:
+        wrong = kernels.chooses_wrongly(row.arch, processor, situation.info.blas)
+        if wrong:
+            return wrong
     return _why_not_library(row, situation, processor) or _why_not_traced(row, situation, processor)
 
 
@@ -198,8 +190,7 @@ def _why_not_traced(row: Backend, situation: Situation, processor: Processor) ->
     traced = situation.info.families
     if not traced or situation.cold:
         family = _family(row, situation)
-        missing = sorted(set(family.needs) - processor.flags) if family else []
-        return f"this processor has no {', '.join(missing)}" if missing else ""
+        return families.lacks(family, processor) if family else ""
     family = next((family for family in traced if family.name == row.family), None)
     if family is None:
         return "its kernels were not traced, and the cold pack is not here"

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rvbundle_runtime import __version__, backends
+from rvbundle_runtime import __version__, backends, table
 from rvbundle_runtime.backends import Decision, Situation, Wanted
 from rvbundle_runtime.launchers.start import usable
 
@@ -62,7 +62,7 @@ def key_of(situation: Situation) -> dict[str, Any]:
 
 def _table_digest() -> str:
     try:
-        with open(backends.TABLE_FILE, "rb") as file:
+        with open(table.FILE, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()[:_NAME_HEX]
     except OSError:
         return ""

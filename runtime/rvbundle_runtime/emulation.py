@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from rvbundle_runtime import families, launchers, machine, nativefiles
+from rvbundle_runtime import launchers, machine, nativefiles
 from rvbundle_runtime.absent import GUARD
+from rvbundle_runtime.backends import Decision
 from rvbundle_runtime.choice import NAMESPACES, NONE, Choice
 from rvbundle_runtime.host import Host
 from rvbundle_runtime.launchers import box64
@@ -40,7 +41,7 @@ class Emulation:
 
 
 def plan_emulation(
-    host: Host, launch: Launch, info: PayloadInfo, sandbox: str, root: str
+    host: Host, launch: Launch, info: PayloadInfo, sandbox: str, root: str, decision: Decision
 ) -> tuple[Emulation | None, tuple[Choice, ...]]:
     """Decide how the payload `info`, unpacked at `root`, is emulated; None for one that runs natively."""
     if launch.native:
@@ -48,7 +49,9 @@ def plan_emulation(
     emulator = launchers.usable(host, launch.launcher, launch.arch)
     assert emulator  # that is why it was chosen
     seen = "" if sandbox != NONE else root  # where the payload's programs see its root
-    start = launchers.ALL[launch.launcher].start(host, launch.arch, seen)
+    model = launch.told or decision.model or machine.DEFAULT
+    start = launchers.ALL[launch.launcher].start(host, launch.arch, seen, model)
+    start = replace(start, env={**start.env, **decision.emulator_env})
     children, why_children = _choose_children(host, sandbox, start)
     library = nativefiles.place(launch.arch, nativefiles.EMULATE)
     preload = [f"{seen}/{GUARD}"] if info.trimmed else []
@@ -56,7 +59,6 @@ def plan_emulation(
         preload.append(EMULATE if sandbox != NONE else library)
     if start.preload and preload:
         start = replace(start, env={**start.env, start.preload: ":".join(preload)})
-    model = machine.model_for(launch.launcher, launch.arch)
     cpuinfo = machine.cpuinfo(model, host.cpus) if sandbox != NONE else ""
     native = launch.arch == host.arch
     no_pages = info.trimmed and launch.launcher == box64.name
@@ -83,19 +85,3 @@ def _choose_children(host: Host, sandbox: str, start: launchers.Start) -> tuple[
     if start.starts_children:
         return EMULATOR, f"it starts all but scripts by itself; {why}"
     return PRELOAD, why
-
-
-def choose_kernels(launch: Launch, info: PayloadInfo) -> tuple[Choice, dict[str, str]]:
-    """Choose the best family that the emulated processor has, cold pack or not: there is none that is faster.
-
-    Returns the variables that hold numeric libraries to it as well.
-    """
-    model = machine.model_for(launch.launcher, launch.arch)
-    for family in info.families:
-        if not families.why_not(family, model.processor):
-            reason = "every processor has them"
-            if model.flags:
-                reason = f"what the emulated processor has: {model.reason}"
-            return Choice("CPU kernels", family.name, reason), families.environment(family, model.processor)
-    names = ", ".join(family.name for family in info.families)
-    return Choice("CPU kernels", "any", f"the emulated processor has none of {names}", warn=True), {}

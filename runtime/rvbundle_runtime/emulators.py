@@ -17,7 +17,7 @@ from rvbundle_runtime import __version__, binfmt, launchers, nativefiles
 from rvbundle_runtime.host import EMULATORS_VARIABLE, Emulator, Host
 from rvbundle_runtime.launchers import box64, qemu
 from rvbundle_runtime.launchers.start import itself
-from rvbundle_runtime.machine import E_MACHINE
+from rvbundle_runtime.machine import DEFAULT, E_MACHINE
 
 NO_BINFMT_VARIABLE = "RVBUNDLE_NO_BINFMT"  # "1": as on a kernel without binfmt_misc in user namespaces
 # A program of a dozen system calls; far more than it takes even where the emulator is emulated itself.
@@ -101,7 +101,7 @@ def _probe(emulator: Emulator, host: Host) -> str:
         return f"can't be probed: this installation of rvbundle has no probe for {emulator.guest}"
     trial = replace(host, emulators=(emulator,))
     launcher = launchers.ALL[emulator.kind]
-    start = launcher.start(trial, emulator.guest, "/")
+    start = launcher.start(trial, emulator.guest, "/", DEFAULT)
     command = start.command(program, (program, *launcher.probe))
     done = _run(command, start.env)
     if done.crashed:  # once may be chance: box64 0.3.4 on QEMU did so in 1 of 24 runs

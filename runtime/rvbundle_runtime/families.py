@@ -6,8 +6,10 @@ to one of them. Pure.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from rvbundle_runtime import table
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,8 @@ class Family:
     """A set of kernels: the flags of /proc/cpuinfo that it needs, and what holds the libraries to it.
 
     `vendor` is not "" where libraries also ask who made the processor: it is then the only one on which
-    the family is what was traced. `numpy` are features that numpy must not use, by its own names.
+    the family is what was traced. `numpy` are features that numpy must not use, by its own names. `vlen` are
+    the bits that the processor's vectors must at least have, 0 where these have one length only.
     """
 
     name: str
@@ -23,83 +26,16 @@ class Family:
     env: Mapping[str, str]
     numpy: tuple[str, ...]
     vendor: str = ""
+    vlen: int = 0
 
 
-# numpy's names of what lies above a family (numpy.org/doc/stable/reference/simd/build-options.html): those
-# before version 2.4 and those since.
-_NUMPY_AVX512 = (
-    *("AVX512F", "AVX512CD", "AVX512_SKX", "AVX512_CLX", "AVX512_CNL", "AVX512_ICL", "AVX512_SPR"),
-    "X86_V4",
-)
-_NUMPY_AVX2 = ("AVX", "F16C", "FMA3", "AVX2", "X86_V3")
-# OPENSSL_ia32cap(3): bits of CPUID leaf 1 (EDX, then ECX from bit 32), and of leaf 7 (EBX, then ECX).
-# avx2 is without what only newer processors have: AVX-512, SHA, VAES, VPCLMULQDQ, GFNI.
-_OPENSSL_AVX2 = ":~0x5f42f0230000"
-# baseline is also without AVX, FMA, MOVBE, AES, PCLMULQDQ and XOP, and without all of leaf 7.
-_OPENSSL_BASELINE = "~0x1240180200000000:0"
+def of(arch: str) -> tuple[Family, ...]:
+    """Return the families of an architecture, the best first, as backends.toml has them."""
+    rows = [{k: v for k, v in row.items() if k != "arch"} for row in table.read()["family"] if row["arch"] == arch]
+    lists = [{name: tuple(row.get(name, ())) for name in ("needs", "numpy")} for row in rows]
+    return tuple(Family(**{**row, **more}) for row, more in zip(rows, lists, strict=True))
 
-# glibc's manual, "Hardware Capability Tunables": libm has variants with FMA; the names are those of before
-# glibc 2.33 and since.
-_GLIBC_BASELINE = "glibc.cpu.hwcaps=-AVX2_Usable,-FMA_Usable,-FMA4_Usable,-AVX2,-FMA,-FMA4"
 
-# The best first. Sources: torch's aten/src/ATen/native/DispatchStub.cpp (ATEN_CPU_CAPABILITY), oneDNN's
-# "CPU Dispatcher Control", OpenBLAS's driver/others/dynamic.c (core types), Intel MKL's developer guide
-# (MKL_ENABLE_INSTRUCTIONS, MKL_CBWR; it runs other code on processors of other makers).
-_X86_64 = (
-    Family(
-        "avx2",
-        ("avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"),
-        {
-            "ATEN_CPU_CAPABILITY": "avx2",
-            "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-            "ONEDNN_MAX_CPU_ISA": "AVX2",
-            "OPENBLAS_CORETYPE": "Haswell",
-            "OPENSSL_ia32cap": _OPENSSL_AVX2,
-        },
-        _NUMPY_AVX512,
-        vendor="same",
-    ),
-    Family(
-        "baseline",
-        ("sse4_2", "popcnt"),
-        {
-            "ATEN_CPU_CAPABILITY": "default",
-            "GLIBC_TUNABLES": _GLIBC_BASELINE,
-            "MKL_CBWR": "COMPATIBLE",
-            "ONEDNN_MAX_CPU_ISA": "SSE41",
-            "OPENBLAS_CORETYPE": "Nehalem",
-            "OPENSSL_ia32cap": _OPENSSL_BASELINE,
-        },
-        (*_NUMPY_AVX2, *_NUMPY_AVX512),
-    ),
-)
-# Of these architectures one family each, which every processor can run. Sources: OpenBLAS's
-# driver/others/dynamic_riscv64.c and dynamic_arm64.c, OPENSSL_riscvcap(3), OPENSSL_armcap (crypto/armcap.c:
-# 1 is NEON), oneDNN's "CPU Dispatcher Control". A riscv64 core type for vectors of another length than the
-# processor's computes nonsense without an error, so the vector kernels are never asked for by name.
-_RISCV64 = (
-    Family(
-        "generic",
-        (),
-        {"OPENBLAS_CORETYPE": "RISCV64_GENERIC", "OPENSSL_riscvcap": "rv64gc"},
-        (),
-    ),
-)
-_NUMPY_ARM = ("ASIMDHP", "ASIMDDP", "ASIMDFHM", "SVE")
-_AARCH64 = (
-    Family(
-        "armv8",
-        (),
-        {
-            "ATEN_CPU_CAPABILITY": "default",
-            "ONEDNN_MAX_CPU_ISA": "ADVANCED_SIMD",
-            "OPENBLAS_CORETYPE": "ARMV8",
-            "OPENSSL_armcap": "1",
-        },
-        _NUMPY_ARM,
-    ),
-)
-_FAMILIES = {"x86_64": _X86_64, "riscv64": _RISCV64, "aarch64": _AARCH64}
 # What numpy must find before it may be told not to use it: it warns of features that are not there.
 _NUMPY_NEEDS: dict[str, tuple[str, ...]] = {
     "AVX": ("avx",),
@@ -110,7 +46,8 @@ _NUMPY_NEEDS: dict[str, tuple[str, ...]] = {
     "AVX512F": ("avx512f",),
     "AVX512CD": ("avx512f", "avx512cd"),
 }
-_NUMPY_NEEDS |= {name: (name.lower(),) for name in _NUMPY_ARM}
+_NUMPY_NEEDS |= {name: (name.lower(),) for name in ("ASIMDHP", "ASIMDDP", "ASIMDFHM", "SVE")}
+_NUMPY_NEEDS["RVV"] = ("v",)
 _NUMPY_NEEDS["AVX512_SKX"] = ("avx512f", "avx512cd", "avx512vl", "avx512bw", "avx512dq")
 _NUMPY_NEEDS["X86_V4"] = _NUMPY_NEEDS["AVX512_SKX"]
 _NUMPY_NEEDS["AVX512_CLX"] = (*_NUMPY_NEEDS["AVX512_SKX"], "avx512_vnni")
@@ -124,31 +61,50 @@ _NUMPY_NEEDS["AVX512_SPR"] = (*_NUMPY_NEEDS["AVX512_ICL"], "avx512_fp16")
 
 @dataclass(frozen=True)
 class Processor:
-    """What the kernel says of the processor: its maker and its feature flags, where it says so."""
+    """What the kernel says of the processor: its maker and its feature flags, where it says so.
+
+    `vlen` are the bits of its vectors where their length is not the architecture's (RISC-V), 0 if unknown.
+    """
 
     vendor: str = ""
     flags: frozenset[str] = frozenset()
+    vlen: int = 0
 
 
 def to_trace(arch: str, processor: Processor, numpy_dispatch: tuple[str, ...] | None) -> tuple[Family, ...]:
-    """Return the families of `arch` that this machine can run, the best first.
+    """Return the families of `arch` that `processor` can run, the best first.
 
     `numpy_dispatch` are the features that the payload's numpy can pick among (None: any); it warns of others.
     """
     found = []
-    for family in _FAMILIES.get(arch, ()):
-        if processor.flags.issuperset(family.needs):
+    for family in of(arch):
+        if not lacks(family, processor):
             vendor = processor.vendor if family.vendor else ""
             off = tuple(n for n in family.numpy if numpy_dispatch is None or n in numpy_dispatch)
-            found.append(Family(family.name, family.needs, family.env, off, vendor))
+            found.append(replace(family, numpy=off, vendor=vendor))
     return tuple(found)
+
+
+_FLAGS_IN_WORDS = {"v": "vectors"}
+
+
+def lacks(family: Family, processor: Processor) -> str:
+    """Return what `processor` has too little of for `family`, whoever made it; "" for nothing."""
+    missing = sorted(set(family.needs) - processor.flags)
+    if missing:
+        return f"this processor has no {', '.join(_FLAGS_IN_WORDS.get(flag, flag) for flag in missing)}"
+    if processor.vlen >= family.vlen:
+        return ""
+    if not processor.vlen:
+        return f"it needs vectors of {family.vlen} bits, and how long this processor's are is not known"
+    return f"it needs vectors of {family.vlen} bits, and this processor's have {processor.vlen}"
 
 
 def why_not(family: Family, processor: Processor) -> str:
     """Return why `family` can't be used on `processor`; "" if it can."""
-    missing = sorted(set(family.needs) - processor.flags)
-    if missing:
-        return f"this processor has no {', '.join(missing)}"
+    lacks = lacks(family, processor)
+    if lacks:
+        return lacks
     if family.vendor and family.vendor != processor.vendor:
         return f"traced on {family.vendor}, and libraries run other code on {processor.vendor or 'others'}"
     return ""
@@ -167,18 +123,24 @@ def held_back(family: Family) -> dict[str, str]:
 
 
 def from_json(value: Mapping[str, Any]) -> Family:
-    """Read what `dataclasses.asdict` made of a family; raises KeyError, TypeError or ValueError."""
+    """Read what `dataclasses.asdict` made of a family; raises KeyError, TypeError or ValueError.
+
+    Images of before there was `vlen` have families without it.
+    """
     if not isinstance(value["needs"], list | tuple) or not isinstance(value["numpy"], list | tuple):
         raise TypeError("expected lists")
     if not isinstance(value["env"], dict):
         raise TypeError("expected a table of variables")
+    vlen = value.get("vlen", 0)
+    if type(vlen) is not int or vlen < 0:
+        raise TypeError("expected a number of bits")
     texts = [value["name"], value["vendor"], *value["needs"], *value["numpy"]]
     if not all(isinstance(text, str) and "\0" not in text for text in (*texts, *value["env"].values())):
         raise TypeError("expected texts")
     if any("=" in name or "\0" in name or not name for name in value["env"]):
         raise ValueError("impossible name of a variable")
     return Family(
-        value["name"], tuple(value["needs"]), dict(value["env"]), tuple(value["numpy"]), value["vendor"]
+        value["name"], tuple(value["needs"]), dict(value["env"]), tuple(value["numpy"]), value["vendor"], vlen
     )
 
 

@@ -11,8 +11,8 @@ import json
 import posixpath
 import re
 import struct
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rvbundle_runtime import filters
@@ -137,7 +137,7 @@ class Payload:
     """The tree for one architecture and what is needed to start it.
 
     `families` are the families of CPU kernels whose pages its trimmed libraries have; none where no
-    library is trimmed.
+    library is trimmed. `blas` are the versions of its BLAS libraries by name (blas.py), as far as known.
     """
 
     arch: str
@@ -149,6 +149,7 @@ class Payload:
     reasons: tuple[str, ...]
     entries: tuple[Entry, ...]
     families: tuple[Family, ...] = ()
+    blas: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -341,6 +342,7 @@ def _dump_payload(payload: Payload) -> dict[str, Any]:
         "libdir": payload.libdir,
         "packages": [[p.name, p.version] for p in payload.packages],
         "families": [asdict(family) for family in payload.families],
+        "blas": dict(payload.blas),
         "entries": [_dump_entry(e) for e in payload.entries if _is_agents(e)],
     }
 
@@ -388,7 +390,13 @@ def _load_payload(value: dict[str, Any], entries: list[Any], reasons: list[Any])
         reasons=tuple(_text(reason) for reason in reasons),
         entries=tuple(_load_entry(*row) for row in rows),
         families=tuple(family_from_json(family) for family in value["families"]),
+        blas=load_blas(value),
     )
+
+
+def load_blas(value: dict[str, Any]) -> dict[str, str]:
+    """Read `blas` of a payload's description, which older images lack; raises TypeError or AttributeError."""
+    return {_text(name): _text(version) for name, version in value.get("blas", {}).items()}
 
 
 def _load_entry(path: str, kind: str, what: Any, package: int, reason: int) -> Entry:

@@ -8,6 +8,7 @@ there the host's text would show through, with another processor's flags or, on 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rvbundle_runtime import table
 from rvbundle_runtime.families import Processor
 
 E_MACHINE = {"x86_64": 62, "aarch64": 183, "riscv64": 243}  # by which ELF files name it: the ELF psABIs
@@ -17,8 +18,9 @@ E_MACHINE = {"x86_64": 62, "aarch64": 183, "riscv64": 243}  # by which ELF files
 class Model:
     """A processor model of an emulator: `option` is its name there, "" for the emulator's default.
 
-    `family`, `model` and `stepping` are those of CPUID leaf 1; `flags` are names as in Linux's /proc/cpuinfo;
-    `name` is the brand text, "" where the emulator writes /proc/cpuinfo; `reason` says why it is emulated.
+    `family`, `model` and `stepping` are those of CPUID leaf 1; `flags` are names as in Linux's /proc/cpuinfo,
+    `vlen` the bits of its vectors where their length is not the architecture's (RISC-V); `name` is the brand
+    text, "" where the emulator writes /proc/cpuinfo; `reason` says why it is emulated.
     """
 
     option: str
@@ -29,39 +31,14 @@ class Model:
     stepping: int = 0
     name: str = ""
     flags: tuple[str, ...] = ()
+    vlen: int = 0
 
     @property
     def processor(self) -> Processor:
         """What numeric libraries will find out about it."""
-        return Processor(self.vendor, frozenset(self.flags))
+        return Processor(self.vendor, frozenset(self.flags), self.vlen)
 
 
-# CPUID of `qemu-x86_64 -cpu Nehalem` (a test asks it): target/i386/cpu.c, limited to what TCG can do. It has
-# what the kernel family `baseline` needs and nothing above: AVX and FMA are emulated in software. 256³ sgemm
-# took 0.17 s with it and 0.38 s with `max`, which OpenBLAS takes for an Athlon besides.
-_NEHALEM_FLAGS = (
-    "fpu de pse tsc msr pae mce cx8 apic sep mtrr pge mca cmov pat pse36 clflush mmx fxsr sse sse2 syscall "
-    "nx lm nopl cpuid pni ssse3 cx16 sse4_1 sse4_2 popcnt hypervisor lahf_lm"
-)
-NEHALEM = Model(
-    option="Nehalem",
-    reason="wider vectors are emulated in software, and slower",
-    vendor="GenuineIntel",
-    family=6,
-    model=26,
-    stepping=3,
-    name="Intel Core i7 9xx (Nehalem Class Core i7)",
-    flags=tuple(_NEHALEM_FLAGS.split()),
-)
-# box64's own CPUID without AVX (BOX64_AVX=0): src/os/my_cpuid.c. It writes /proc/cpuinfo itself.
-BOX64 = Model(
-    option="",
-    reason="box64 has no fast AVX on most hosts",
-    vendor="GenuineIntel",
-    flags=tuple(
-        "fpu tsc cx8 cmov clflush mmx fxsr sse sse2 pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm".split()
-    ),
-)
 DEFAULT = Model(option="", reason="the emulator's own choice")
 
 # CPUID leaf 0x80000008 and the CLFLUSH size of leaf 1, in bits and bytes.
@@ -69,11 +46,17 @@ _PHYSICAL_BITS, _VIRTUAL_BITS, _CLFLUSH = 40, 48, 64
 _TABS = ("\t", "\t\t")  # by which the kernel brings all colons to one column: some programs look for them
 
 
-def model_for(kind: str, guest: str) -> Model:
-    """Return the processor that the emulator `kind` ("qemu", "box64") shows to programs for `guest`."""
-    if guest != "x86_64":
-        return DEFAULT
-    return NEHALEM if kind == "qemu" else BOX64
+def processors() -> dict[tuple[str, str], Model]:
+    """Return {(emulator, name): processor} as backends.toml has them; raises ValueError."""
+    found = {}
+    for row in table.read()["processor"]:
+        values = {k: v for k, v in row.items() if k not in ("name", "title", "emulator", "guest")}
+        values |= {"name": row.get("title", ""), "flags": tuple(row.get("flags", "").split())}
+        try:
+            found[row["emulator"], row["name"]] = Model(**{"option": "", **values})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"processor {row.get('name')}: {error}") from None
+    return found
 
 
 def cpuinfo(model: Model, cpus: Iterable[int]) -> str:

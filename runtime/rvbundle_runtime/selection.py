@@ -7,6 +7,7 @@ from rvbundle_runtime.errors import HostError
 from rvbundle_runtime.host import Host
 from rvbundle_runtime.launchers import native, qemu
 from rvbundle_runtime.launchers.start import SMALL_PAGES, why_pages
+from rvbundle_runtime.machine import Model
 from rvbundle_runtime.options import AUTO, NO_EMULATOR, RunOptions
 
 # The payloads in the order in which they are emulated: torch starts sooner on QEMU as x86-64 than as RISC-V.
@@ -16,12 +17,16 @@ _EMULATING = tuple(name for name in launchers.ALL if name != native.name)
 
 @dataclass(frozen=True)
 class Launch:
-    """Which payload runs, by which launcher (a key of launchers.ALL), and why."""
+    """Which payload runs, by which launcher (a key of launchers.ALL), and why.
+
+    `told` is the processor to emulate where that is not left to rvbundle.
+    """
 
     arch: str
     launcher: str
     why_payload: str
     why_launcher: str
+    told: Model | None = None
 
     @property
     def native(self) -> bool:

@@ -34,8 +34,9 @@ Progress = Callable[[int, int], None]
 class PayloadInfo:
     """The part of an index that a run needs.
 
-    `trimmed`: some of its libraries lack pages; `payloads` are the architectures that the image has;
-    `precision` is what the recipe asks for; `packages` {name: version}.
+    `trimmed`: some of its libraries lack pages; `payloads` are the architectures that the image has; `blas`
+    the versions of its BLAS libraries by name (blas.py); `precision` is what the recipe asks for; `packages`
+    {name: version}.
     """
 
     identity: str
@@ -51,6 +52,7 @@ class PayloadInfo:
     families: tuple[Family, ...] = ()
     trimmed: bool = False
     payloads: tuple[str, ...] = ()
+    blas: Mapping[str, str] = field(default_factory=dict)
     precision: str = "float32"
     packages: Mapping[str, str] = field(default_factory=dict)
 
@@ -81,6 +83,7 @@ def describe(index: fmt.Index, payload: fmt.Payload, identity: str) -> PayloadIn
         payload.families,
         any(entry.kind == fmt.SPARSE for entry in payload.entries),
         tuple(other.arch for other in index.payloads),
+        payload.blas,
         _precision(index),
         {package.name: package.version for package in payload.packages},
     )
@@ -103,9 +106,9 @@ def find(base: Path, identity: str, arch: str) -> Unpacked | None:
         value = json.loads((folder / "payload.json").read_bytes())
         families = tuple(from_json(family) for family in value["families"])
         lists = {name: tuple(value[name]) for name in ("argv", "payloads")}
-        info = PayloadInfo(**{**value, **lists, "families": families})
+        info = PayloadInfo(**{**value, **lists, "families": families, "blas": fmt.load_blas(value)})
         whole = (folder / "root").is_dir()
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         whole = False
     if not whole:
         return None  # absent, or damaged from outside: it is unpacked anew

@@ -13,7 +13,7 @@ _APPLETS = "sh dd gzip tar ls mkdir rm rmdir mv uname id cat chmod df mktemp sle
 # Makes a host of another architecture: the kernel hands its programs to the emulator that $2 registers.
 _HOST = r"""
 set -e
-root=$1 rule=$2; shift 2
+root=$1 rule=$2 cpu=$3; shift 3
 mount --bind "$root" "$root"
 mount -t tmpfs none "$root/tmp"
 mount --rbind /dev "$root/dev"
@@ -22,7 +22,7 @@ mkdir "$root/tmp/binfmt"
 mount -t binfmt_misc none "$root/tmp/binfmt"
 printf '%s' "$rule" > "$root/tmp/binfmt/register"
 cd "$root"
-exec env -i PATH=/usr/bin:/usr/sbin TERM=dumb chroot . "$@"
+exec env -i PATH=/usr/bin:/usr/sbin TERM=dumb QEMU_CPU="$cpu" chroot . "$@"
 """
 
 
@@ -41,12 +41,18 @@ def make_host(folder: Path, cache_base: Path) -> Path:
     return root
 
 
-def on_host(host: Path, qemu: Path, *words: str, timeout: float = 900) -> "subprocess.CompletedProcess[str]":
-    """Run a command on the machine at `host`, as its root."""
+def on_host(
+    host: Path, qemu: Path, *words: str, cpu: str = "max", timeout: float = 900
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command on the machine at `host`, whose processor is `cpu` (QEMU's name), as its root.
+
+    The kernel starts QEMU with the environment of each program: an agent whose processor counts needs the
+    variable QEMU_CPU, too.
+    """
     rule = binfmt.rule(RISCV64, str(qemu / f"qemu-{RISCV64}")).decode()
     start = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc"]
     return subprocess.run(
-        [*start, "sh", "-c", _HOST, "host", str(host), rule, *words],
+        [*start, "sh", "-c", _HOST, "host", str(host), rule, cpu, *words],
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -1,15 +1,18 @@
 """The payload for RISC-V, here and on a host of its own architecture; torch under a forced emulator."""
 
 import csv
+import json
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rvbundle_runtime import blas
 from tests.conftest import RECIPES, TEST_CACHE, build, run_cli
 
-from .conftest import SUITE
+from .conftest import HERE, SUITE
 from .hosts import RISCV64, make_host, on_host
 
 POLE, Q = "cartpole-policy-gradient", "tabular-q"
@@ -64,8 +67,6 @@ def test_the_checkpoint_decides_alike_on_riscv64(pole_image: Path, environment: 
 @pytest.mark.torch
 def test_payloads_share_what_is_the_same(pole_image: Path) -> None:
     """The agent's files and gymnasium's data lie in the image once."""
-    import json
-
     report = json.loads(run_cli("inspect", pole_image, "--files", "--json").out)
     archs = {payload["arch"]: payload for payload in report["payloads"]}
     assert set(archs) == {"x86_64", RISCV64}
@@ -151,3 +152,99 @@ def test_doctor_on_a_bare_host(host: Path, qemu: Path, tmp_path: Path) -> None:
     assert "riscv64" in done.stdout
     assert "namespaces" in done.stdout
     (host / "srv/doctor.run").unlink()
+
+
+CPUS = {"none": "rv64,v=false", "128": "rv64,v=true,vlen=128", "256": "rv64,v=true,vlen=256"}
+LIBDIR = "usr/lib/riscv64-linux-gnu"
+REFERENCE = blas.environment(blas.REFERENCE, LIBDIR)
+
+
+@pytest.fixture(scope="session")
+def products_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image of the agent that checks numpy's products, without a cold pack."""
+    output = tmp_path_factory.mktemp("products")
+    words = ["--output", output, "--payload", RISCV64, "--cold", "drop"]
+    result = run_cli("build", HERE / "agents" / "products", *words, timeout=1800)
+    assert result.code == 0, result.err
+    return Path(result.out.split()[0])
+
+
+@pytest.fixture(scope="session")
+def products(host: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The path, on the bare host, of the same agent in a self-running file without a cold pack."""
+    folder = tmp_path_factory.mktemp("products-run")
+    words = ("--payload", RISCV64, "--cold", "drop")
+    file = self_running(HERE / "agents" / "products" / "recipe.toml", folder, *words)
+    place = host / "srv/products.run"
+    shutil.copy2(file, place)
+    yield "/srv/products.run"
+    place.unlink()
+
+
+def test_what_a_payload_says_of_its_blas(products_image: Path) -> None:
+    (payload,) = json.loads(run_cli("inspect", products_image, "--json").out)["payloads"]
+    assert payload["blas"].keys() == {"openblas", "reference"}
+    assert all(version[0].isdigit() for version in payload["blas"].values())
+    assert [(f["name"], f["vlen"]) for f in payload["families"]] == [
+        *(("zvl256b", 256), ("zvl128b", 128), ("generic", 0)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("vectors", "env", "which"),
+    [
+        ("none", {}, "riscv64_generic"),
+        ("none", REFERENCE, f"/{LIBDIR}/blas/libblas.so.3"),
+        ("128", {"OPENBLAS_CORETYPE": "riscv64_generic"}, "riscv64_generic"),
+        ("128", {"OPENBLAS_CORETYPE": "riscv64_zvl128b"}, "riscv64_zvl128b"),
+        ("256", {"OPENBLAS_CORETYPE": "riscv64_zvl128b"}, "riscv64_zvl128b"),
+        ("256", {"OPENBLAS_CORETYPE": "riscv64_zvl256b"}, "riscv64_zvl256b"),
+        ("256", REFERENCE, f"/{LIBDIR}/blas/libblas.so.3"),
+    ],
+    ids=[
+        *("as chosen", "reference", "generic on 128 bits", "zvl128b on 128 bits", "zvl128b on 256 bits"),
+        *("zvl256b on 256 bits", "reference with vectors"),
+    ],
+)
+def test_every_blas_is_right_on_a_bare_host(
+    host: Path, qemu: Path, products: str, vectors: str, env: dict[str, str], which: str
+) -> None:
+    """All are in the image: there is no cold pack."""
+    cpu = CPUS[vectors]
+    given = {**env, "QEMU_CPU": cpu}
+    options = [word for name, value in given.items() for word in ("--rvbundle-env", f"{name}={value}")]
+    done = on_host(host, qemu, products, *options, "which", cpu=cpu)
+    assert done.returncode == 0, done.stderr
+    verdict, library = done.stdout.splitlines()
+    assert verdict == "right"
+    assert library.split()[-1] == which
+
+
+def test_longer_vectors_than_the_processors_are_wrong(host: Path, qemu: Path, products: str) -> None:
+    """Why a family says how long its vectors are: nothing fails."""
+    options = [f"--rvbundle-env=QEMU_CPU={CPUS['128']}", "--rvbundle-env=OPENBLAS_CORETYPE=riscv64_zvl256b"]
+    done = on_host(host, qemu, products, *options, cpu=CPUS["128"])
+    assert (done.returncode, done.stdout[:6]) == (0, "wrong:"), done.stderr
+
+
+def test_vectors_are_refused_on_a_board_without(host: Path, qemu: Path, products: str) -> None:
+    done = on_host(host, qemu, products, "--rvbundle-explain", cpu=CPUS["none"])
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "generic" in said
+    assert "not zvl256b: this processor has no vectors" in said
+    assert "not zvl128b: this processor has no vectors" in said
+
+
+@pytest.mark.parametrize("env", [{}, REFERENCE], ids=["openblas", "reference"])
+def test_every_blas_is_right_emulated(
+    products_image: Path, environment: dict[str, str], env: dict[str, str]
+) -> None:
+    options = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
+    result = run_cli("run", *options, products_image, "--", "which", env=environment)
+    assert result.code == 0, result.err
+    verdict, library = result.out.splitlines()
+    assert (verdict, library.split()[-1]) == (
+        "right",
+        f"/{LIBDIR}/blas/libblas.so.3" if env else "riscv64_generic",
+    )

@@ -81,6 +81,7 @@ def build(
     name: str = "demo",
     effort: Effort = EFFORT,
     families: tuple[Family, ...] = (),
+    blas: Mapping[str, str] | None = None,
     others: Mapping[str, Iterable[Item]] | None = None,
 ) -> str:
     """Pack `items` into an image (or cold pack) at `path`; return its identity.
@@ -97,10 +98,17 @@ def build(
         bound_to=bound_to,
     )
     payloads = [
-        (PayloadMeta(arch, "wheels", "3.11.7", argv, "usr/lib/lib", (("numpy", "2.4.6"),), families), items)
+        (_payload(arch, argv, families, blas or {}), items)
         for arch, items in {arch: items, **(others or {})}.items()
     ]
     return pack(path, meta, payloads, effort, path.parent / "frames")
+
+
+def _payload(
+    arch: str, argv: tuple[str, ...], families: tuple[Family, ...], blas: Mapping[str, str]
+) -> PayloadMeta:
+    packages = (("numpy", "2.4.6"),)
+    return PayloadMeta(arch, "wheels", "3.11.7", argv, "usr/lib/lib", packages, families, blas)
 
 
 def read_index(image: Path) -> dict[str, Any]:

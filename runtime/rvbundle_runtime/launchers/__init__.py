@@ -8,6 +8,7 @@ from typing import Protocol
 from rvbundle_runtime.host import Host
 from rvbundle_runtime.launchers import box64, native, qemu
 from rvbundle_runtime.launchers.start import FOLDER, Start, usable
+from rvbundle_runtime.machine import Model
 
 __all__ = ["ALL", "FOLDER", "Launcher", "Start", "box64", "native", "qemu", "usable"]
 
@@ -21,8 +22,8 @@ class Launcher(Protocol):
     def why_not(self, host: Host, arch: str) -> str:
         """Return why it can't run a payload for `arch` on `host`; "" if it can."""
 
-    def start(self, host: Host, arch: str, root: str) -> Start:
-        """Return what goes before each of the payload's programs.
+    def start(self, host: Host, arch: str, root: str, model: Model) -> Start:
+        """Return what goes before each of the payload's programs, given the processor that they shall see.
 
         `root` is "" in the sandbox, where the programs' root is the payload's; else the payload's folder.
         """

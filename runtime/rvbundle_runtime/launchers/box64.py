@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from rvbundle_runtime.host import Host
 from rvbundle_runtime.launchers.start import Start, itself, usable, why_none
+from rvbundle_runtime.machine import Model
 
 name = "box64"
 probe = ("pages", "box64")
@@ -34,7 +35,7 @@ def why_not(host: Host, arch: str) -> str:
     return why_none(host, name, arch, name)
 
 
-def start(host: Host, arch: str, root: str) -> Start:
+def start(host: Host, arch: str, root: str, model: Model) -> Start:  # noqa: ARG001
     """Return box64, by its own ld.so where it is linked dynamically."""
     emulator = usable(host, name, arch)
     assert emulator  # why_not said so

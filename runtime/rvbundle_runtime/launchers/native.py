@@ -2,6 +2,7 @@
 
 from rvbundle_runtime.host import Host
 from rvbundle_runtime.launchers.start import Start
+from rvbundle_runtime.machine import Model
 
 name = "native"
 probe = ()
@@ -12,6 +13,6 @@ def why_not(host: Host, arch: str) -> str:
     return "" if arch == host.arch else f"this machine is {host.arch}"
 
 
-def start(host: Host, arch: str, root: str) -> Start:  # noqa: ARG001
+def start(host: Host, arch: str, root: str, model: Model) -> Start:  # noqa: ARG001
     """Return nothing: programs start by themselves."""
     return Start()

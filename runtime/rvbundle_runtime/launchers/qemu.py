@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from rvbundle_runtime.host import Host
 from rvbundle_runtime.launchers.start import Start, itself, usable, why_none
-from rvbundle_runtime.machine import model_for
+from rvbundle_runtime.machine import Model
 
 name = "qemu"
 probe = ("pages",)
@@ -36,11 +36,10 @@ def refuse_version(version: str) -> str:
     return ""
 
 
-def start(host: Host, arch: str, root: str) -> Start:
+def start(host: Host, arch: str, root: str, model: Model) -> Start:
     """Return QEMU with the processor to emulate; -L finds the payload's ld.so without a sandbox."""
     emulator = usable(host, name, arch)
     assert emulator  # why_not said so
     plain = itself(emulator, confined=not root)
-    model = model_for(name, arch).option
-    words = (*plain.words, *(("-cpu", model) if model else ()), *(("-L", root) if root else ()))
+    words = (*plain.words, *(("-cpu", model.option) if model.option else ()), *(("-L", root) if root else ()))
     return replace(plain, words=words, argv0="-0", memory=MEMORY)

@@ -213,7 +213,7 @@ def test_a_recipe_without_other_payloads(tmp_path: Path, suite: list[object]) ->
 def test_what_a_payload_takes_from_debian(
     tmp_path: Path, suite: list[tuple[Archive, tuple[str, ...]]]
 ) -> None:
-    """What is compiled, Python, a shell, and a fast BLAS; of this machine's own: Python and emulators."""
+    """What is compiled, Python, a shell, two BLAS; of this machine's own: Python and emulators."""
     asked = recipe(tmp_path, "torch==2.13.0", "gymnasium", "--no-index", "pillow # for render()")
     asked = replace(asked, debian={"riscv64": "trixie", "aarch64": "sid"})
     packages = (GYMNASIUM, LockedPackage("pillow", "11", HEX), TORCH, LockedPackage("nvidia-x", "1", HEX))
@@ -225,7 +225,8 @@ def test_what_a_payload_takes_from_debian(
     assert replace(found, debian=()) == locked(*packages)
     folder = tmp_path / "cache/build/debian"
     base = ("python3-minimal", "libpython3-stdlib")
-    theirs = (*base, "dash", "python3-pil", "python3-torch", "libopenblas0-pthread")
+    blas = ("libopenblas0-pthread", "libblas3", "liblapack3")
+    theirs = (*base, "dash", "python3-pil", "python3-torch", *blas)
     assert suite == [
         (Archive(folder, "sid", "aarch64"), theirs),
         (Archive(folder, "sid", MACHINE), base),

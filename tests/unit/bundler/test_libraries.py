@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rvbundle import process
+from rvbundle import libraries, process
 from rvbundle.debian import TRIPLETS
 from rvbundle.libraries import SystemLibraries, close_over_libraries
 from rvbundle_runtime.errors import FreezeError
@@ -196,6 +196,52 @@ def test_the_best_alternative_is_found_first(tmp_path: Path, folders: tuple[str,
     libdir = tmp_path / found.libdir
     assert found.paths["libblas.so.3"] == libdir / chosen / "libblas.so.3"
     assert found.paths["liblapack.so.3"] == libdir / "lapack/liblapack.so.3"
+
+
+def test_the_reference_comes_with_the_better_one(tmp_path: Path) -> None:
+    """OpenBLAS is what programs find; the reference stays in Debian's folders."""
+    root, libdir = tmp_path / "root", "usr/lib/x"
+    chosen = library(root / libdir / "openblas-pthread", "libblas.so.3", "libopenblas.so.0")
+    core = library(root / libdir / "openblas-pthread", "libopenblas.so.0")
+    blas = library(root / libdir / "blas", "libblas.so.3")
+    lapack = library(root / libdir / "lapack", "liblapack.so.3", "libblas.so.3")
+    ours = library(root / libdir / "openblas-pthread", "liblapack.so.3", "libopenblas.so.0")
+    paths = {"libblas.so.3": chosen, "liblapack.so.3": ours, "libopenblas.so.0": core}
+    found = SystemLibraries(
+        ARCH, libdir, paths, root, libraries._not_chosen(libdir, {**paths, "libblas.so.3": chosen}, root)
+    )
+    ext = library(tmp_path / "env", "ext.so", "libblas.so.3")
+    closure = close_over_libraries([("site/ext.so", ext)], found)
+    assert closure.added == (
+        (f"{libdir}/blas/libblas.so.3", blas),
+        (f"{libdir}/libblas.so.3", chosen),
+        (f"{libdir}/libopenblas.so.0", core),
+    )
+    assert closure.needed["site/ext.so"] == (f"{libdir}/libblas.so.3",)
+    both = library(tmp_path / "env", "both.so", "libblas.so.3", "liblapack.so.3")
+    closure = close_over_libraries([("site/both.so", both)], found)
+    added = dict(closure.added)
+    assert added[f"{libdir}/lapack/liblapack.so.3"] == lapack
+    assert added[f"{libdir}/liblapack.so.3"] == ours
+    assert len(added) == 5
+    alone = library(tmp_path / "env", "alone.so")
+    assert close_over_libraries([("site/alone.so", alone)], found).added == ()
+
+
+@pytest.mark.parametrize(
+    ("folders", "others"),
+    [
+        (("blas", "openblas-pthread"), {"libblas.so.3": "blas/libblas.so.3"}),
+        (("blas",), {}),
+        (("openblas-pthread",), {}),
+        ((), {}),
+    ],
+)
+def test_what_a_variable_finds(tmp_path: Path, folders: tuple[str, ...], others: dict[str, str]) -> None:
+    found = rooted(tmp_path, *(f"{{libdir}}/{name}/libblas.so.3" for name in folders))
+    assert found.others == {
+        name: (f"{found.libdir}/{path}", tmp_path / found.libdir / path) for name, path in others.items()
+    }
 
 
 def test_links_among_packages(tmp_path: Path) -> None:

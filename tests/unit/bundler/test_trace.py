@@ -61,6 +61,7 @@ def test_pages_are_written_as_short_texts() -> None:
             "env": {"ATEN_CPU_CAPABILITY": "avx2"},
             "numpy": ["AVX512F"],
             "vendor": "GenuineIntel",
+            "vlen": 0,
         }
     ]
 

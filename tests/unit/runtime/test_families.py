@@ -47,6 +47,8 @@ INTEL = parse_cpuinfo(XEON)
 HASWELL = Processor("GenuineIntel", frozenset("sse4_2 popcnt avx avx2 fma bmi1 bmi2 f16c movbe abm".split()))
 NEHALEM = Processor("GenuineIntel", frozenset("sse4_2 popcnt".split()))
 ZEN = replace(HASWELL, vendor="AuthenticAMD")
+V256 = Processor("", frozenset("imafdcv"), 256)
+V128 = replace(V256, vlen=128)
 NUMPY = ("AVX", "F16C", "FMA3", "AVX2", "AVX512F", "AVX512CD", "AVX512_SKX")
 
 
@@ -104,11 +106,18 @@ def names(found: tuple[Family, ...]) -> list[str]:
         ("aarch64", parse_cpuinfo(ARM), ["armv8"]),
         ("riscv64", Processor(), ["generic"]),
         ("riscv64", parse_cpuinfo(RISCV), ["generic"]),
+        ("riscv64", V256, ["zvl256b", "zvl128b", "generic"]),
+        ("riscv64", V128, ["zvl128b", "generic"]),
+        ("riscv64", replace(V256, vlen=0), ["generic"]),
+        ("riscv64", replace(V256, vlen=64), ["generic"]),
+        ("riscv64", replace(V256, vlen=1024), ["zvl256b", "zvl128b", "generic"]),
+        ("riscv64", Processor("", frozenset(), 256), ["generic"]),
         ("s390x", INTEL, []),
     ],
     ids=[
         *("avx-512", "avx2", "old", "avx2 without fma", "nothing known"),
-        *("some arm", "arm", "some riscv", "riscv", "another"),
+        *("some arm", "arm", "some riscv", "riscv", "256 bits", "128 bits", "vectors of unknown length"),
+        *("64 bits", "1024 bits", "no vectors", "another"),
     ],
 )
 def test_families_to_trace(arch: str, processor: Processor, expected: list[str]) -> None:
@@ -128,7 +137,7 @@ def test_what_a_traced_family_holds() -> None:
 def test_what_holds_others_than_x86() -> None:
     """Kernels that every processor of the architecture can run, whoever made it."""
     (generic,) = to_trace("riscv64", parse_cpuinfo(RISCV), ())
-    assert generic.env["OPENBLAS_CORETYPE"] == "RISCV64_GENERIC"  # never by the length of its vectors
+    assert generic.env["OPENBLAS_CORETYPE"] == "RISCV64_GENERIC"
     (armv8,) = to_trace("aarch64", Processor(), None)
     assert armv8.env["OPENBLAS_CORETYPE"] == "ARMV8"
     assert armv8.numpy == families._NUMPY_ARM
@@ -143,6 +152,17 @@ def test_what_holds_others_than_x86() -> None:
     off = {"NPY_DISABLE_CPU_FEATURES": "ASIMDHP ASIMDDP ASIMDFHM SVE"}
     assert families.held_back(armv8) == {**armv8.env, **off}
     assert families.held_back(generic) == generic.env
+
+
+def test_vectors_of_riscv() -> None:
+    zvl256b, zvl128b, generic = to_trace("riscv64", V256, ("RVV",))
+    assert zvl256b.env["OPENBLAS_CORETYPE"] == "RISCV64_ZVL256B"
+    assert zvl128b.env["OPENBLAS_CORETYPE"] == "RISCV64_ZVL128B"
+    for family in (zvl256b, zvl128b):
+        assert environment(family, V256) == family.env  # numpy may use them
+        assert families.from_json(asdict(family)) == family
+    assert environment(generic, V256) == {**generic.env, "NPY_DISABLE_CPU_FEATURES": "RVV"}
+    assert environment(generic, Processor()) == generic.env  # numpy warns of what is not there
 
 
 def test_numpy_is_only_told_of_features_that_it_knows() -> None:
@@ -169,6 +189,20 @@ AVX2, BASELINE = to_trace("x86_64", INTEL, NUMPY)
             replace(HASWELL, vendor=""),
             "traced on GenuineIntel, and libraries run other code on others",
         ),
+        (families.ZVL256B, V256, ""),
+        (families.ZVL256B, replace(V256, vlen=512), ""),
+        (
+            families.ZVL256B,
+            V128,
+            "it needs vectors of 256 bits, and this processor's have 128",
+        ),
+        (
+            families.ZVL128B,
+            replace(V128, vlen=0),
+            "it needs vectors of 128 bits, and how long this processor's are is not known",
+        ),
+        (families.ZVL128B, Processor(), "this processor has no vectors"),
+        (families.ZVL128B, V256, ""),
         (BASELINE, NEHALEM, ""),
         (BASELINE, ZEN, ""),
         (BASELINE, Processor(), "this processor has no popcnt, sse4_2"),
@@ -226,6 +260,11 @@ def test_json(family: Family) -> None:
 GOOD: dict[str, Any] = {"name": "a", "needs": ["f"], "env": {"A": "1"}, "numpy": ["X"], "vendor": ""}
 
 
+def test_json_of_before_there_were_lengths_of_vectors() -> None:
+    assert families.from_json(GOOD).vlen == 0
+    assert families.from_json({**GOOD, "vlen": 256}).vlen == 256
+
+
 @pytest.mark.parametrize("key", GOOD)
 def test_json_without_a_key(key: str) -> None:
     with pytest.raises(KeyError):
@@ -253,6 +292,10 @@ def test_json_without_a_key(key: str) -> None:
         ("env", ["A"], None),
         ("env", None, None),
         ("env", "A=1", None),
+        ("vlen", "5", "expected a number"),
+        ("vlen", True, "expected a number"),
+        ("vlen", -1, "expected a number"),
+        ("vlen", None, "expected a number"),
     ],
     ids=repr,
 )

@@ -268,6 +268,7 @@ def index_value(*entries: list[object]) -> dict[str, dict[str, Any]]:
                     "libdir": "usr/lib/x",
                     "packages": [["numpy", "2.0"]],
                     "families": [],
+                    "blas": {},
                     "entries": [],
                 }
             ],
@@ -356,6 +357,7 @@ FAMILY = {
     "env": {"ATEN_CPU_CAPABILITY": "avx2"},
     "numpy": ["AVX512F"],
     "vendor": "GenuineIntel",
+    "vlen": 0,
 }
 
 
@@ -367,6 +369,26 @@ def test_families() -> None:
         Family("avx2", ("avx2", "fma"), {"ATEN_CPU_CAPABILITY": "avx2"}, ("AVX512F",), "GenuineIntel"),
     )
     assert json.loads(b"".join(fmt.dump_index(index))) == value
+
+
+def test_families_of_before_there_were_lengths_of_vectors() -> None:
+    value = index_value()
+    value["rest"]["payloads"][0]["families"] = [{k: v for k, v in FAMILY.items() if k != "vlen"}]
+    assert load(value).payloads[0].families[0].vlen == 0
+
+
+def test_blas() -> None:
+    value = index_value()
+    value["rest"]["payloads"][0]["blas"] = {"openblas": "0.3.29", "reference": "3.12.1"}
+    index = load(value)
+    assert index.payloads[0].blas == {"openblas": "0.3.29", "reference": "3.12.1"}
+    assert json.loads(b"".join(fmt.dump_index(index))) == value
+
+
+def test_an_image_of_before_blas_was_told() -> None:
+    value = index_value()
+    del value["rest"]["payloads"][0]["blas"]
+    assert load(value).payloads[0].blas == {}
 
 
 def test_sparse_files_and_ranges() -> None:
@@ -674,6 +696,10 @@ def test_half_an_index(part: str) -> None:
         ("families", [{}]),
         ("families", [{**FAMILY, "name": 5}]),
         ("families", [{**FAMILY, "needs": 5}]),
+        ("families", [{**FAMILY, "vlen": "5"}]),
+        ("blas", 5),
+        ("blas", ["openblas"]),
+        ("blas", {"openblas": 5}),
         ("families", [{**FAMILY, "env": []}]),
         ("families", [{**FAMILY, "env": {"A": 1}}]),
         ("families", [{**FAMILY, "env": {"A=B": ""}}]),

@@ -2,9 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from rvbundle_runtime import launchers
+from rvbundle_runtime import launchers, machine
 from rvbundle_runtime.launchers import Start, qemu
 from rvbundle_runtime.launchers.start import itself
+from rvbundle_runtime.machine import NEHALEM
 
 from .test_plan import HOST
 from .test_selection import BOX64, OLD, QEMU
@@ -19,7 +20,7 @@ def test_the_order_of_preference() -> None:
 def test_native() -> None:
     assert launchers.native.why_not(HOST, "riscv64") == ""
     assert launchers.native.why_not(HOST, "x86_64") == "this machine is riscv64"
-    assert launchers.native.start(HOST, "riscv64", "") == Start()
+    assert launchers.native.start(HOST, "riscv64", "", machine.DEFAULT) == Start()
     assert Start().command("/bin/x", ("x", "y")) == ("x", "y")
 
 
@@ -70,7 +71,7 @@ def test_versions_of_qemu(version: str, reason: str) -> None:
 
 
 def test_qemu_in_the_sandbox() -> None:
-    start = launchers.qemu.start(replace(HOST, emulators=(QEMU,)), "x86_64", "")
+    start = launchers.qemu.start(replace(HOST, emulators=(QEMU,)), "x86_64", "", NEHALEM)
     inside = f"{FOLDER}/qemu-x86_64"
     assert start == Start(
         words=(inside, "-cpu", "Nehalem"),
@@ -85,19 +86,21 @@ def test_qemu_in_the_sandbox() -> None:
 
 
 def test_qemu_without_a_sandbox() -> None:
-    start = launchers.qemu.start(replace(HOST, emulators=(QEMU,)), "x86_64", "/store/root")
+    start = launchers.qemu.start(replace(HOST, emulators=(QEMU,)), "x86_64", "/store/root", NEHALEM)
     assert start.words == ("/usr/bin/qemu-x86_64", "-cpu", "Nehalem", "-L", "/store/root")
     assert start.files == ()
 
 
 def test_qemu_for_others_has_its_own_processor() -> None:
     host = replace(HOST, arch="x86_64", emulators=(replace(QEMU, guest="riscv64", path="/q/qemu-riscv64"),))
-    start = launchers.qemu.start(host, "riscv64", "")
+    start = launchers.qemu.start(host, "riscv64", "", machine.DEFAULT)
     assert (start.words, start.env) == ((f"{FOLDER}/qemu-riscv64",), {})
+    start = launchers.qemu.start(host, "riscv64", "", machine.with_vectors(256))
+    assert start.words == (f"{FOLDER}/qemu-riscv64", "-cpu", "rv64,v=true,vlen=256")
 
 
 def test_box64_brings_its_libraries() -> None:
-    start = launchers.box64.start(replace(HOST, emulators=(BOX64,)), "x86_64", "")
+    start = launchers.box64.start(replace(HOST, emulators=(BOX64,)), "x86_64", "", machine.BOX64)
     name = f"{FOLDER}/box64"  # by which box64 starts children: a starter stands there
     assert start.words == (name,)
     assert start.program == (
@@ -114,7 +117,7 @@ def test_box64_brings_its_libraries() -> None:
 
 
 def test_box64_without_a_sandbox() -> None:
-    start = launchers.box64.start(replace(HOST, emulators=(BOX64,)), "x86_64", "/store/root")
+    start = launchers.box64.start(replace(HOST, emulators=(BOX64,)), "x86_64", "/store/root", machine.BOX64)
     assert (start.words, start.files) == (("/usr/bin/box64",), ())
     assert start.env["BOX64_LD_LIBRARY_PATH"] == "/store/root/lib:/store/root/usr/lib"
 

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from rvbundle_runtime import families
 from rvbundle_runtime import plan as planning
 from rvbundle_runtime.errors import SandboxError
 from rvbundle_runtime.families import Family, Processor
@@ -136,6 +137,60 @@ def test_kernels_with_a_cold_pack() -> None:
     assert choice(made, "CPU kernels") == ("any", "the cold pack has those that no trace touched")
     assert not any(c.warn for c in made.choices)
     assert "ATEN_CPU_CAPABILITY" not in made.env
+
+
+VECTORS = replace(HOST, processor=Processor("", frozenset("imafdcv"), 256))
+RISCV = replace(
+    INFO,
+    families=families.to_trace("riscv64", VECTORS.processor, ()),
+    trimmed=True,
+    blas={"openblas": "0.3.29"},
+)
+
+
+@pytest.mark.parametrize(
+    ("vlen", "family", "reason"),
+    [
+        (256, "zvl256b", ONLY),
+        (1024, "zvl256b", ONLY),
+        (128, "zvl128b", f"{ONLY}; not zvl256b: it needs vectors of 256 bits, and this processor's have 128"),
+    ],
+)
+def test_vectors_without_a_cold_pack(vlen: int, family: str, reason: str) -> None:
+    made = plan(replace(HOST, processor=replace(VECTORS.processor, vlen=vlen)), RISCV)
+    assert choice(made, "CPU kernels") == (family, reason)
+    assert made.env["OPENBLAS_CORETYPE"] == f"RISCV64_{family.upper()}"
+
+
+def test_a_board_without_vectors() -> None:
+    made = plan(info=RISCV)
+    assert choice(made, "CPU kernels") == (
+        "generic",
+        f"{ONLY}; not zvl256b: this processor has no vectors; not zvl128b: this processor has no vectors",
+    )
+
+
+BAD = "OpenBLAS 0.3.33 computes nonsense with these kernels (OpenBLAS#5408, OpenBLAS#5811)"
+
+
+def test_wrong_kernels_are_refused() -> None:
+    made = plan(VECTORS, replace(RISCV, blas={"openblas": "0.3.33"}))
+    assert choice(made, "CPU kernels") == ("zvl128b", f"{ONLY}; not zvl256b: {BAD}")
+
+
+@pytest.mark.parametrize("traced", [RISCV.families, ()], ids=["with the cold pack", "nothing trimmed"])
+def test_openblas_may_not_choose_wrong_kernels_either(traced: tuple[Family, ...]) -> None:
+    pack = ColdPack("/c.rvb", "named") if traced else NO_PACK
+    info = replace(RISCV, families=traced, blas={"openblas": "0.3.33"})
+    made = plan(VECTORS, info, pack)
+    value, reason = choice(made, "CPU kernels")
+    assert (value, reason) == ("zvl128b", f"of OpenBLAS; not zvl256b, which it would choose: {BAD}")
+    assert [c.what for c in made.choices if c.warn] == ["CPU kernels"]
+    assert made.env["OPENBLAS_CORETYPE"] == "RISCV64_ZVL128B"
+    assert "OPENSSL_riscvcap" not in made.env
+    fine = plan(VECTORS, replace(info, blas={"openblas": "0.3.29"}), pack)
+    assert choice(fine, "CPU kernels")[0] == "any"
+    assert "OPENBLAS_CORETYPE" not in fine.env
 
 
 def test_recipe_and_options_win_over_the_kernels() -> None:

@@ -79,6 +79,25 @@ def test_families_and_trims_are_remembered(base: Path, tmp_path: Path) -> None:
     assert (plain.info.families, plain.info.trimmed) == ((), False)
 
 
+def test_blas_is_remembered(base: Path, tmp_path: Path) -> None:
+    versions = {"openblas": "0.3.29", "reference": "3.12.1"}
+    identity = build(tmp_path / "x.rvb", blas=versions)
+    assert ensure(base, tmp_path / "x.rvb").info.blas == versions
+    found = store.find(base, identity, ARCH)
+    assert found
+    assert found.info.blas == versions
+
+
+def test_what_was_unpacked_before_blas_was_told_stays(base: Path, image: Path) -> None:
+    unpacked = ensure(base, image)
+    place = unpacked.root.parent / "payload.json"
+    value = json.loads(place.read_text())
+    del value["blas"]
+    place.write_text(json.dumps(value))
+    again = ensure(base, image)
+    assert (again.fresh, again.info.blas) == (False, {})
+
+
 def test_space_counts_the_pages_that_are_there(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +174,15 @@ def set_families(value: object) -> Callable[[Path], None]:
     return change
 
 
+def set_blas(value: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        info = json.loads((folder / "payload.json").read_text())
+        (folder / "payload.json").write_text(json.dumps({**info, "blas": value}))
+
+    change.__name__ = f"blas {value}"
+    return change
+
+
 def drop_families(folder: Path) -> None:
     """As the first version wrote it."""
     value = json.loads((folder / "payload.json").read_text())
@@ -190,6 +218,9 @@ def remove_root(folder: Path) -> None:
         set_families([{**FAMILY, "name": 5}]),
         set_families([{**FAMILY, "env": []}]),
         set_families([{**FAMILY, "env": {"A=": ""}}]),
+        set_blas(5),
+        set_blas(["openblas"]),
+        set_blas({"openblas": 5}),
     ],
     ids=lambda f: f.__name__,
 )
