@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rvbundle_runtime.processor import Processor
+
 
 @dataclass(frozen=True)
 class Family:
@@ -122,14 +124,6 @@ _NUMPY_NEEDS["AVX512_ICL"] = (
 _NUMPY_NEEDS["AVX512_SPR"] = (*_NUMPY_NEEDS["AVX512_ICL"], "avx512_fp16")
 
 
-@dataclass(frozen=True)
-class Processor:
-    """What the kernel says of the processor: its maker and its feature flags, where it says so."""
-
-    vendor: str = ""
-    flags: frozenset[str] = frozenset()
-
-
 def to_trace(arch: str, processor: Processor, numpy_dispatch: tuple[str, ...] | None) -> tuple[Family, ...]:
     """Return the families of `arch` that this machine can run, the best first.
 
@@ -180,13 +174,3 @@ def from_json(value: Mapping[str, Any]) -> Family:
     return Family(
         value["name"], tuple(value["needs"]), dict(value["env"]), tuple(value["numpy"]), value["vendor"]
     )
-
-
-def parse_cpuinfo(text: str) -> Processor:
-    """Read the first processor of /proc/cpuinfo's text (x86: vendor_id and flags; else what there is)."""
-    fields = {}
-    for line in text.split("\n\n", 1)[0].splitlines():
-        name, _, value = line.partition(":")
-        fields[name.strip().lower()] = value.strip()
-    flags = fields.get("flags", fields.get("features", ""))
-    return Processor(fields.get("vendor_id", ""), frozenset(flags.split()))

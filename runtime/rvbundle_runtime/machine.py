@@ -8,7 +8,7 @@ there the host's text would show through, with another processor's flags or, on 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rvbundle_runtime.families import Processor
+from rvbundle_runtime.processor import Processor
 
 E_MACHINE = {"x86_64": 62, "aarch64": 183, "riscv64": 243}  # by which ELF files name it: the ELF psABIs
 
@@ -33,7 +33,8 @@ class Model:
     @property
     def processor(self) -> Processor:
         """What numeric libraries will find out about it."""
-        return Processor(self.vendor, frozenset(self.flags))
+        ids = (("family", self.family), ("model", self.model), ("stepping", self.stepping))
+        return Processor(self.vendor, frozenset(self.flags), self.name, ids if self.family else ())
 
 
 # CPUID of `qemu-x86_64 -cpu Nehalem` (a test asks it): target/i386/cpu.c, limited to what TCG can do. It has
