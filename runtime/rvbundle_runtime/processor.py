@@ -1,4 +1,4 @@
-"""What a processor is, from what the kernel says of it: its maker, name, features, vectors, kinds of cores. Pure.
+"""What a processor is, by what the kernel says: its maker, name, features, vectors, kinds of cores. Pure.
 
 Linux tells it in several places, none of which is enough: /proc/cpuinfo, the auxiliary vector (HWCAP), on
 RISC-V the system call riscv_hwprobe. `host.py` reads them, `combine` makes one answer of them.
@@ -62,8 +62,9 @@ _ARM_CORES = {
 # The names of the bits, from bit 0: Linux's arch/arm64/include/uapi/asm/hwcap.h, spelt as in /proc/cpuinfo.
 _ARM_HWCAP = (
     "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma lrcpc dcpop "
-    "sha3 sm3 sm4 asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm ssbs sb paca pacg gcs cmpbr fprcvt f8mm8 "
-    "f8mm4 svef16mm sveeltperm sveaes2 svebfscale sve2p2 sme2p2 smesbitperm smeaes smesfexpa smestmop smesmop4"
+    "sha3 sm3 sm4 asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm ssbs sb paca pacg gcs cmpbr fprcvt "
+    "f8mm8 f8mm4 svef16mm sveeltperm sveaes2 svebfscale sve2p2 sme2p2 smesbitperm smeaes smesfexpa smestmop "
+    "smesmop4"
 ).split()
 _ARM_HWCAP2 = (
     "dcpodp sve2 sveaes svepmull svebitperm svesha3 svesm4 flagm2 frint svei8mm svef32mm svef64mm svebf16 "
@@ -95,8 +96,8 @@ _AT_HWCAP, _AT_HWCAP2 = 16, 26  # getauxval(3)
 def parse_cpuinfo(text: str, cpus: Collection[int] | None = None) -> Processor:
     """Read /proc/cpuinfo's text, of any architecture; a text that was cut will do.
 
-    Only the processors `cpus` count (None, or none of them there: all). Where they differ, the flags are those
-    that all have, and the rest is that of the first.
+    Only the processors `cpus` count (None, or none of them there: all). Where they differ, the flags are
+    those that all have, and the rest is that of the first.
     """
     blocks = _blocks(text)
     chosen = [b for b in blocks if cpus is None or _number(b.get("processor", "")) in cpus] or blocks
@@ -203,14 +204,14 @@ def _at_least(flags: frozenset[str]) -> int:
 
 
 def parse_auxv(data: bytes) -> tuple[int, int]:
-    """Read HWCAP and HWCAP2 from /proc/self/auxv of a little-endian 64-bit machine; 0 for what is not there."""
+    """Read HWCAP and HWCAP2 from a little-endian 64-bit /proc/self/auxv; 0 for what is not there."""
     words = [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data) - 7, 8)]
     values = dict(zip(words[::2], words[1::2], strict=False))
     return values.get(_AT_HWCAP, 0), values.get(_AT_HWCAP2, 0)
 
 
 def from_hwcap(arch: str, hwcap: int, hwcap2: int = 0) -> frozenset[str]:
-    """Return the flags that these bits of the auxiliary vector stand for; none on x86, where cpuinfo has all."""
+    """Return the flags that these bits of the auxiliary vector stand for; of x86, cpuinfo has all."""
     if arch == "aarch64":
         return frozenset(_named(_ARM_HWCAP, hwcap) + _named(_ARM_HWCAP2, hwcap2))
     if arch == "riscv64":  # COMPAT_HWCAP_ISA_I and so on: by the letter
@@ -223,7 +224,7 @@ def _named(names: Sequence[str], bits: int) -> list[str]:
 
 
 def from_hwprobe(pairs: Mapping[int, int]) -> Processor:
-    """Return what answers of riscv_hwprobe stand for; a key that the kernel does not know must not be there."""
+    """Return what answers of riscv_hwprobe stand for: only keys that the kernel knows may be there."""
     known = {key: value for key, value in pairs.items() if value != _DIFFERS}
     extensions = known.get(IMA_EXT_0, 0)
     flags = set(_named(_IMA_EXT_0, extensions >> 3))
@@ -260,11 +261,8 @@ def combine(
     flags = _with_old_vectors(flags | probed.flags, ids, XTHEADVECTOR in seen.flags)
     # A processor may have vectors that its kernel lets no program use. Whom to believe: hwprobe, which has
     # told of them ever since mainline had them, then HWCAP, and cpuinfo where there is neither.
-    if IMA_EXT_0 in pairs:
-        usable = "v" in probed.flags
-    else:
-        usable = "v" in from_hwcap(arch, hwcap) if hwcap else True
-    if not usable:
+    believed = probed.flags if IMA_EXT_0 in pairs else from_hwcap(arch, hwcap) if hwcap else flags
+    if "v" not in believed:
         flags = _without_vectors(flags)
     bits = (vlen or _at_least(flags)) if "v" in flags else 0
     return Processor(seen.vendor or probed.vendor, flags, seen.name, ids, bits)
@@ -282,20 +280,18 @@ def clusters(
     x86 processor that has several, the biggest first. A processor that the text does not tell of is of the
     kind of the one before it. Groups of unknown capacity stay in the order of their processors.
     """
-    if hybrid:
+    if hybrid and len(hybrid) > 1:
         groups = ((name, tuple(cpu for cpu in cpus if cpu in members)) for name, members in hybrid.items())
         return tuple(Cluster(members, 0, name) for name, members in groups if members)
     kinds = _kinds(cpuinfo_text)
-    found: dict[tuple[int, object], list[int]] = {}
-    names = {}
+    found: dict[tuple[int, tuple[str, object]], list[int]] = {}
     kind: tuple[str, object] = next(iter(kinds.values()), ("", None))
     for cpu in sorted(cpus):
         kind = kinds.get(cpu, kind)
         key = ((capacities or {}).get(cpu, 0), kind)
         found.setdefault(key, []).append(cpu)
-        names[key] = kind[0]
     order = sorted(found, key=lambda key: (-key[0], found[key][0]))
-    return tuple(Cluster(tuple(found[key]), key[0], names[key]) for key in order)
+    return tuple(Cluster(tuple(found[key]), key[0], key[1][0]) for key in order)
 
 
 def _kinds(text: str) -> dict[int, tuple[str, object]]:
@@ -309,9 +305,8 @@ def _kinds(text: str) -> dict[int, tuple[str, object]]:
             one = _riscv([block])
         elif "cpu implementer" in block:
             one = _arm([block])
-        else:  # x86: `hybrid` tells
-            kinds[number] = (block.get("model name", ""), None)
-            continue
+        else:  # x86, where one processor is as the other, unless `hybrid` tells of kinds
+            return {number: (block.get("model name", ""), None)}
         numbers = dict(one.ids)
         same = ("implementer", "part", "mvendorid", "marchid")
         kinds[number] = (one.name, tuple(numbers.get(name) for name in same))
