@@ -23,9 +23,10 @@ from rvbundle.stage_agent import StagedAgent
 from rvbundle_runtime import families as families_
 from rvbundle_runtime.emulators import signal_name
 from rvbundle_runtime.errors import HostError, SandboxError, TraceError
-from rvbundle_runtime.families import Family, Processor
+from rvbundle_runtime.families import Family
 from rvbundle_runtime.golden import compare
 from rvbundle_runtime.host import EMULATORS_VARIABLE, read_processor
+from rvbundle_runtime.processor import Processor
 
 _FORMAT = 2
 _TRACER, _RECORDS, _EXERCISE = "/trace/tracer.so", "/trace/pages", "/trace/exercise.py"  # as in traceall.c

@@ -13,7 +13,8 @@ from rvbundle_runtime import families, kernels, machine
 from rvbundle_runtime import table as table_file
 from rvbundle_runtime.choice import Choice
 from rvbundle_runtime.errors import HostError, UsageError
-from rvbundle_runtime.families import Family, Processor
+from rvbundle_runtime.families import Family
+from rvbundle_runtime.processor import Processor
 from rvbundle_runtime.host import Host
 from rvbundle_runtime.knownbad import known_bad
 from rvbundle_runtime.machine import Model

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rvbundle_runtime import emulators, sandbox, store, zstd
+from rvbundle_runtime import emulators, sandbox, store, trials, zstd
 from rvbundle_runtime import syscalls as sys_
 from rvbundle_runtime.errors import RvbundleError
-from rvbundle_runtime.host import Emulator, Host, cache_place
+from rvbundle_runtime.host import Emulator, Host, Memory, cache_place, read_cpuinfo, read_memory
+from rvbundle_runtime.processor import Cluster, Processor
+from rvbundle_runtime.trials import Outcome
 
-_CPUINFO_READ = 16384  # bytes: the first processor's part, even of a machine with hundreds
 GUESTS = ("x86_64", "aarch64", "riscv64")  # what payloads there can be
 
 
@@ -46,30 +47,14 @@ class StorePlace:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Of the machine, in bytes; `limit` is that of this process's control group, None without one."""
-
-    total: int
-    available: int
-    limit: int | None = None
-
-
-@dataclass(frozen=True)
-class Processors:
-    """How many are online, how many this process may use, and of how many it is given the time (or None)."""
-
-    online: int
-    usable: int
-    quota: float | None = None
-
-
-@dataclass(frozen=True)
 class Facts:
     """All that `doctor.examine` looks at. `top_address`: the highest that something is mapped at here.
 
     `seccomp` is the mode that /proc/self/status names (2: a filter), `container` the name of the container
-    engine that this runs in ("" for none known); `zstd` is "" if there is a decoder, else why not, and
-    `binfmt` is "" if a user namespace can have a binfmt_misc of its own, else why not.
+    engine that this runs in ("" for none known), `mmu` is what a RISC-V kernel says of addresses ("sv39");
+    `processor`, `cpus`, `usable`, `quota` and `clusters` are as in `host.Host`, `trials` those of the
+    processor. `zstd` is "" if there is a decoder, else why not, and `binfmt` is "" if a user namespace can
+    have a binfmt_misc of its own, else why not.
     """
 
     arch: str
@@ -79,8 +64,9 @@ class Facts:
     namespaces_denied: str
     namespaces_fix: str
     confinement: Confinement
-    cpuinfo: str
-    processors: Processors
+    processor: Processor
+    cpus: tuple[int, ...]
+    usable: tuple[int, ...]
     top_address: int
     memory: Memory
     store: StorePlace
@@ -91,6 +77,10 @@ class Facts:
     seccomp: int = 0
     no_new_privs: bool = False
     container: str = ""
+    mmu: str = ""
+    quota: float | None = None
+    clusters: tuple[Cluster, ...] = ()
+    trials: tuple[Outcome, ...] = ()
 
 
 def read_facts(host: Host) -> Facts:
@@ -106,10 +96,11 @@ def read_facts(host: Host) -> Facts:
         namespaces_denied=host.namespaces_denied,
         namespaces_fix=host.namespaces_fix,
         confinement=_try_confinement(host),
-        cpuinfo=_text("/proc/cpuinfo", _CPUINFO_READ),
-        processors=_read_processors(),
+        processor=host.processor,
+        cpus=host.cpus,
+        usable=host.usable,
         top_address=_top_address(_text("/proc/self/maps")),
-        memory=_read_memory(),
+        memory=read_memory(),
         store=_read_store(place.base, place.reason),
         shm_free=_free("/dev/shm"),
         binfmt=host.binfmt_denied,
@@ -118,7 +109,16 @@ def read_facts(host: Host) -> Facts:
         seccomp=int(status.get("Seccomp", "0") or 0),
         no_new_privs=status.get("NoNewPrivs", "0") == "1",
         container=_container(host.environ),
+        mmu=_mmu(read_cpuinfo(host.arch)),
+        quota=host.quota,
+        clusters=host.clusters,
+        trials=trials.make(host.arch),
     )
+
+
+def _mmu(cpuinfo: str) -> str:
+    lines = (line.partition(":") for line in cpuinfo.splitlines())
+    return next((value.strip() for name, _, value in lines if name.strip() == "mmu"), "")
 
 
 def _text(path: str, size: int = 1 << 20) -> str:
@@ -139,35 +139,6 @@ def _top_address(maps: str) -> int:
     """Return the highest address of /proc/self/maps; x86-64's vsyscall page, which is the kernel's, aside."""
     ends = [int(line.split()[0].partition("-")[2], 16) for line in maps.splitlines() if "-" in line]
     return max((end for end in ends if end < 1 << 63), default=0)
-
-
-def _read_processors() -> Processors:
-    return Processors(os.cpu_count() or 1, len(os.sched_getaffinity(0)), _quota())
-
-
-def _groups() -> list[str]:
-    """Return the folders of this process's control group and of those above it (version 2 only)."""
-    own = next((line[3:] for line in _text("/proc/self/cgroup").splitlines() if line.startswith("0::")), "/")
-    steps = [part for part in own.split("/") if part not in ("", "..")]
-    return ["/".join(["/sys/fs/cgroup", *steps[:count]]) for count in range(len(steps), -1, -1)]
-
-
-def _quota() -> float | None:
-    """Return the processors' worth of time that the control groups allow."""
-    found = []
-    for group in _groups():
-        words = _text(f"{group}/cpu.max").split()
-        if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():
-            found.append(int(words[0]) / int(words[1]))
-    return min(found, default=None)
-
-
-def _read_memory() -> Memory:
-    values = {name: value.split()[0] for name, value in _fields("/proc/meminfo").items() if value}
-    total, available = (int(values.get(name, "0")) << 10 for name in ("MemTotal", "MemAvailable"))
-    texts = [_text(f"{group}/memory.max").strip() for group in _groups()]
-    limit = min((int(text) for text in texts if text.isdecimal()), default=None)
-    return Memory(total, available, limit if limit is not None and limit < total else None)
 
 
 def _free(path: str | Path) -> int | None:

@@ -14,6 +14,8 @@ from rvbundle_runtime.errors import HostError, UsageError
 from rvbundle_runtime.host import Emulator, read_host
 from rvbundle_runtime.launchers import qemu
 from rvbundle_runtime.launchers.start import SMALL_PAGES
+from rvbundle_runtime.processor import XTHEADVECTOR, Processor
+from rvbundle_runtime.trials import Outcome
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 
@@ -25,11 +27,16 @@ _MEMORY_WARN = 512 << 20  # bytes: recipes/cartpole-policy-gradient peaks at 278
 _SHM_WARN = 64 << 20  # bytes: what Docker gives to a container
 # What numeric libraries pick their kernels by, in the kernel's words.
 _FEATURES = {
-    "x86_64": ("sse4_2", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16"),
-    "aarch64": ("asimd", "bf16", "i8mm", "sve", "sve2"),
+    "x86_64": (
+        *("sse4_2", "avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+        *("amx_tile", "amx_bf16", "amx_int8"),
+    ),
+    "aarch64": ("asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2", "sme"),
 }
 _RISCV_BASE = "imafdc"  # rv64gc, which Debian is built for
-_RISCV_FEATURES = ("zvl", "zvfh", "zvfbf", "zfh", "zba", "zbb", "zbs")  # names that begin like these
+_RISCV_LETTERS = "imafdqcbvh"  # in the order of an ISA string
+_RISCV_FEATURES = ("zvl", "zvfh", "zvfbf", "zfbf", "zfh", "zba", "zbb", "zbs")  # names that begin like these
+_DECIMAL = ("family", "model", "stepping", "variant", "revision")  # numbers that the kernel writes so
 _CONTAINERS = {
     "docker": "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
     "--security-opt systempaths=unconfined",
@@ -57,6 +64,7 @@ def examine(facts: Facts) -> tuple[Finding, ...]:
         _page_size(facts),
         _addresses(facts),
         *_processors(facts),
+        *_trials(facts),
         _memory(facts),
         _store(facts),
         _shared_memory(facts),
@@ -188,7 +196,7 @@ def _page_size(facts: Facts) -> Finding:
 
 
 def _addresses(facts: Facts) -> Finding:
-    mode = re.search(r"^mmu\s*:\s*sv(\d+)", facts.cpuinfo, re.MULTILINE) if facts.arch == "riscv64" else None
+    mode = re.fullmatch(r"sv(\d+)", facts.mmu) if facts.arch == "riscv64" else None
     if mode:
         bits, name = int(mode[1]) - 1, f"Sv{mode[1]}, "  # half of them are the kernel's
     else:
@@ -203,61 +211,117 @@ def _addresses(facts: Facts) -> Finding:
 
 
 def _processors(facts: Facts) -> Iterator[Finding]:
-    count = facts.processors
     features = _features(facts)
-    text = (
-        f"{count.usable} of {count.online} may be used; {', '.join(features) or 'no vector extension known'}"
-    )
-    missing = _missing(facts, features)
+    text = f"{len(facts.usable)} of {len(facts.cpus)} may be used; "
+    text += ", ".join(features) or "no vector extension known"
+    if facts.processor.name or facts.processor.ids:
+        text = f"{_name(facts.processor)}: {text}"
+    missing = _missing(facts)
     if missing:
         level = FAIL if facts.arch == "riscv64" else WARN
         yield Finding(level, "processors", f"{text}; {missing[0]}", missing[1])
     else:
         yield Finding(OK, "processors", text)
-    if count.quota is not None and count.quota < count.usable:
-        threads = max(1, int(count.quota))
+    if len(facts.clusters) > 1:
+        yield Finding(OK, "processors", _clusters(facts))
+    if facts.quota is not None and facts.quota < len(facts.usable):
+        threads = max(1, int(facts.quota))
         yield Finding(
             WARN,
             "processors",
-            f"the control group gives the time of {count.quota:g} of them; "
+            f"the control group gives the time of {facts.quota:g} of them; "
             "numeric libraries start a thread for each that may be used",
             f"rvbundle run --env OMP_NUM_THREADS={threads}, or raise the limit",
         )
 
 
+def _name(processor: Processor) -> str:
+    """Return its name, and the numbers by which libraries and compilers know it."""
+    numbers = ", ".join(
+        f"{name} {number if name in _DECIMAL else hex(number)}" for name, number in processor.ids
+    )
+    return f"{processor.name} ({numbers})" if processor.name and numbers else processor.name or numbers
+
+
+def _clusters(facts: Facts) -> str:
+    parts = []
+    for cluster in facts.clusters:
+        part = f"{_ranges(cluster.cpus)} {cluster.name}".rstrip()
+        part += f" (capacity {cluster.capacity})" if cluster.capacity else ""
+        part += "" if set(cluster.cpus) & set(facts.usable) else ", not for this process"
+        parts.append(part)
+    return f"they are of {len(parts)} kinds: {'; '.join(parts)}"
+
+
+def _ranges(numbers: tuple[int, ...]) -> str:
+    """Write numbers, in order, as the kernel does: 0-3,8."""
+    groups: list[list[int]] = []
+    for number in numbers:
+        if groups and groups[-1][-1] == number - 1:
+            groups[-1][1:] = [number]
+        else:
+            groups.append([number])
+    return ",".join("-".join(map(str, group)) for group in groups)
+
+
 def _features(facts: Facts) -> list[str]:
-    """Return the features of the first processor that numeric libraries care about."""
-    if facts.arch == "riscv64":
-        letters, names = _riscv_isa(facts)
-        found = [f"rv64{letters}"] if letters else []
-        if letters and "v" not in letters:
-            found.append("no vector extension: numeric code is scalar")
-        return found + [name for name in names if name.startswith(_RISCV_FEATURES)]
-    line = re.search(r"^(?:flags|Features)\s*:(.*)", facts.cpuinfo, re.MULTILINE)
-    have = line[1].split() if line else []
-    return [name for name in _FEATURES.get(facts.arch, ()) if name in have]
+    """Return the features that numeric libraries care about."""
+    flags = facts.processor.flags
+    if facts.arch != "riscv64":
+        return [name for name in _FEATURES.get(facts.arch, ()) if name in flags]
+    letters = "".join(letter for letter in _RISCV_LETTERS if letter in flags)
+    found = [f"rv64{letters}"] if letters else []
+    if XTHEADVECTOR in flags:
+        found.append(f"{XTHEADVECTOR}: vectors of version 0.7, for which libraries use scalar code")
+    elif letters and "v" not in letters:
+        found.append("no vector extension: numeric code is scalar")
+    elif facts.processor.vlen:
+        found.append(f"vectors of {facts.processor.vlen} bits")
+    return found + sorted(name for name in flags if name.startswith(_RISCV_FEATURES))
 
 
-def _riscv_isa(facts: Facts) -> tuple[str, list[str]]:
-    """Return the one-letter extensions and the other ones of the `isa` line (rv64imafdc_zicsr_...)."""
-    line = re.search(r"^isa\s*:\s*rv64(\S*)", facts.cpuinfo, re.MULTILINE)
-    letters, *names = line[1].lower().split("_") if line else [""]
-    return letters, names
-
-
-def _missing(facts: Facts, features: list[str]) -> tuple[str, str] | None:
+def _missing(facts: Facts) -> tuple[str, str] | None:
     """Return what the processor lacks, and what to do; None if nothing that matters."""
-    if facts.arch == "riscv64":
-        letters, _ = _riscv_isa(facts)
-        lacking = [letter for letter in _RISCV_BASE if letter not in letters] if letters else []
+    flags = facts.processor.flags
+    if facts.arch == "riscv64" and flags:
+        lacking = [letter for letter in _RISCV_BASE if letter not in flags]
         if lacking:
             return f"without {', '.join(lacking)}", "payloads are built for rv64gc: use a board that has it"
-    if facts.arch == "x86_64" and facts.cpuinfo and "sse4_2" not in features:
+    if facts.arch == "x86_64" and flags and "sse4_2" not in flags:
         return (
             "no SSE4.2: kernels of numeric libraries that builds trace need it",
             "keep the cold pack at hand",
         )
     return None
+
+
+def _trials(facts: Facts) -> Iterator[Finding]:
+    """Say which instructions were tried, and where they tell something else than the kernel."""
+    if not facts.trials:
+        return
+    unknown = next((outcome.unknown for outcome in facts.trials if outcome.unknown), "")
+    if unknown:
+        yield Finding(OK, "trials", f"not all could be made: {unknown}")
+    told = [outcome for outcome in facts.trials if not outcome.unknown]
+    works = [_tried(outcome) for outcome in told if outcome.works]
+    fails = [outcome.name for outcome in told if not outcome.works]
+    parts = [
+        f"instructions that work: {', '.join(works)}" if works else "",
+        f"instructions that do not: {', '.join(fails)}" if fails else "",
+    ]
+    if told:
+        yield Finding(OK, "trials", "; ".join(part for part in parts if part))
+    for outcome in told:
+        claimed = outcome.name in facts.processor.flags
+        if claimed and not outcome.works:
+            text = f"{outcome.name}: the kernel says that it is there, but its instructions are refused"
+            yield Finding(WARN, "trials", text, "nothing, but do not ask libraries for it")
+        elif outcome.works and not claimed:
+            yield Finding(OK, "trials", f"{outcome.name}: it works, but the kernel does not tell of it")
+
+
+def _tried(outcome: Outcome) -> str:
+    return f"v ({outcome.value * 8} bits)" if outcome.name == "v" else outcome.name
 
 
 def _memory(facts: Facts) -> Finding:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rvbundle_runtime import table
+from rvbundle_runtime.processor import Processor
 
 
 @dataclass(frozen=True)
@@ -57,18 +58,6 @@ _NUMPY_NEEDS["AVX512_ICL"] = (
     *("avx512ifma", "avx512vbmi", "avx512_vbmi2", "avx512_bitalg", "avx512_vpopcntdq"),
 )
 _NUMPY_NEEDS["AVX512_SPR"] = (*_NUMPY_NEEDS["AVX512_ICL"], "avx512_fp16")
-
-
-@dataclass(frozen=True)
-class Processor:
-    """What the kernel says of the processor: its maker and its feature flags, where it says so.
-
-    `vlen` are the bits of its vectors where their length is not the architecture's (RISC-V), 0 if unknown.
-    """
-
-    vendor: str = ""
-    flags: frozenset[str] = frozenset()
-    vlen: int = 0
 
 
 def to_trace(arch: str, processor: Processor, numpy_dispatch: tuple[str, ...] | None) -> tuple[Family, ...]:
@@ -142,13 +131,3 @@ def from_json(value: Mapping[str, Any]) -> Family:
     return Family(
         value["name"], tuple(value["needs"]), dict(value["env"]), tuple(value["numpy"]), value["vendor"], vlen
     )
-
-
-def parse_cpuinfo(text: str) -> Processor:
-    """Read the first processor of /proc/cpuinfo's text (x86: vendor_id and flags; else what there is)."""
-    fields = {}
-    for line in text.split("\n\n", 1)[0].splitlines():
-        name, _, value = line.partition(":")
-        fields[name.strip().lower()] = value.strip()
-    flags = fields.get("flags", fields.get("features", ""))
-    return Processor(fields.get("vendor_id", ""), frozenset(flags.split()))

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rvbundle_runtime import table
-from rvbundle_runtime.families import Processor
+from rvbundle_runtime.processor import Processor
 
 E_MACHINE = {"x86_64": 62, "aarch64": 183, "riscv64": 243}  # by which ELF files name it: the ELF psABIs
 
@@ -36,7 +36,10 @@ class Model:
     @property
     def processor(self) -> Processor:
         """What numeric libraries will find out about it."""
-        return Processor(self.vendor, frozenset(self.flags), self.vlen)
+        ids = (("family", self.family), ("model", self.model), ("stepping", self.stepping))
+        return Processor(
+            self.vendor, frozenset(self.flags), self.name, ids if self.family else (), self.vlen
+        )
 
 
 DEFAULT = Model(option="", reason="the emulator's own choice")

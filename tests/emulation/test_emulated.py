@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import rvbundle_runtime
-from rvbundle_runtime.families import parse_cpuinfo
 from rvbundle_runtime.host import read_host
 from rvbundle_runtime.machine import NEHALEM
+from rvbundle_runtime.processor import parse_cpuinfo
 from tests.conftest import REPOSITORY, TEST_CACHE, Result, run_cli
 from tests.emulation.conftest import HERE
 

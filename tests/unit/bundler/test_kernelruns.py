@@ -6,7 +6,7 @@ import pytest
 
 from rvbundle.kernelruns import KernelRun, kernel_runs
 from rvbundle_runtime import families
-from rvbundle_runtime.families import Processor
+from rvbundle_runtime.processor import Processor
 
 from .test_split import frozen
 

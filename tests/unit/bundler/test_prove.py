@@ -13,7 +13,8 @@ from rvbundle.recipe import Workload
 from rvbundle.stage_agent import StagedAgent
 from rvbundle.trace import Trace, WorkloadTrace
 from rvbundle_runtime.errors import ProveError, TraceError
-from rvbundle_runtime.families import Family, Processor
+from rvbundle_runtime.families import Family
+from rvbundle_runtime.processor import Processor
 
 from .test_split import RECIPE, frozen
 

@@ -17,7 +17,8 @@ from rvbundle.recipe import Workload
 from rvbundle.stage_agent import StagedAgent
 from rvbundle.trace import Trace, WorkloadTrace, compare
 from rvbundle_runtime.errors import TraceError
-from rvbundle_runtime.families import Family, Processor
+from rvbundle_runtime.families import Family
+from rvbundle_runtime.processor import Processor
 
 from .test_split import LIB, RECIPE, SITE, file, frozen
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rvbundle_runtime import checkup, zstd
+from rvbundle_runtime import checkup, trials, zstd
 from rvbundle_runtime.checkup import Confinement, read_facts
 from rvbundle_runtime.errors import RvbundleError, SandboxError
-from rvbundle_runtime.host import Host, read_host
+from rvbundle_runtime.host import Host, read_host, read_processor
 
 MAPS = """\
 55d0c0a00000-55d0c0a28000 r--p 00000000 08:01 1 /usr/bin/python3
@@ -41,10 +41,13 @@ def test_this_machine(tmp_path: Path) -> None:
     facts = read_facts(read_host())
     assert facts.arch == platform.machine()
     assert facts.page_size == os.sysconf("SC_PAGESIZE")
-    assert facts.processors.online == os.cpu_count()
-    assert facts.processors.usable == len(os.sched_getaffinity(0))
+    assert len(facts.cpus) == os.cpu_count()
+    assert set(facts.usable) == os.sched_getaffinity(0)
+    assert facts.processor == read_processor()
+    assert [outcome.name for outcome in facts.trials] == [
+        trial.name for trial in trials.TRIALS if trial.arch == facts.arch
+    ]
     assert 0 < facts.memory.available <= facts.memory.total == os.sysconf("SC_PHYS_PAGES") * facts.page_size
-    assert "processor" in facts.cpuinfo
     assert facts.zstd == ""
     assert facts.top_address > id(facts)
     assert Path("/proc/self/mountinfo").read_text() == mounts
@@ -61,6 +64,7 @@ def test_the_sandbox_is_made_where_namespaces_can_be_had() -> None:
 
 def test_denied_namespaces_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("a child was started"))
+    monkeypatch.setattr(trials, "make", lambda _: ())
     facts = read_facts(host(uid=1000, namespaces_denied="the kernel allows none", namespaces_fix="fix"))
     assert facts.confinement == Confinement("the kernel allows none", "fix")
 
@@ -91,6 +95,11 @@ def test_top_address() -> None:
     assert checkup._top_address("") == 0
 
 
+def test_mmu() -> None:
+    assert checkup._mmu("processor\t: 0\nhart\t\t: 1\nmmu\t\t: sv39\n\nmmu : sv48\n") == "sv39"
+    assert checkup._mmu("flags : mmu") == checkup._mmu("") == ""
+
+
 def raising(error: BaseException) -> Any:
     def function() -> dict[str, str | bool]:
         raise error
@@ -117,40 +126,6 @@ def test_a_child_returns_what_its_function_does() -> None:
 )
 def test_a_child_that_fails(function: Any, failed: str, hint: str) -> None:
     assert checkup._in_child(function) == {"failed": failed, "hint": hint}
-
-
-def kernel_files(monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:
-    monkeypatch.setattr(checkup, "_text", lambda path, _size=0: files.get(path, ""))
-
-
-def test_limits_of_all_control_groups_above_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel_files(
-        monkeypatch,
-        {
-            "/proc/self/cgroup": "0::/user.slice/run.scope\n",
-            "/proc/meminfo": "MemTotal:  1024 kB\nMemFree: 1 kB\nMemAvailable:  512 kB\n",
-            "/sys/fs/cgroup/user.slice/run.scope/memory.max": "max\n",
-            "/sys/fs/cgroup/user.slice/memory.max": "262144\n",
-            "/sys/fs/cgroup/user.slice/run.scope/cpu.max": "max 100000\n",
-            "/sys/fs/cgroup/user.slice/cpu.max": "150000 100000\n",
-        },
-    )
-    assert checkup._read_memory() == checkup.Memory(1 << 20, 1 << 19, 1 << 18)
-    assert checkup._quota() == 1.5
-
-
-def test_without_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    more = "0::/\n"
-    kernel_files(
-        monkeypatch,
-        {
-            "/proc/self/cgroup": more,
-            "/proc/meminfo": "MemTotal: 4 kB\n",
-            "/sys/fs/cgroup/memory.max": "999999999\n",
-        },
-    )
-    assert checkup._read_memory() == checkup.Memory(4096, 0, None)
-    assert checkup._quota() is None
 
 
 def test_a_folder_from_which_code_can_be_mapped(tmp_path: Path) -> None:

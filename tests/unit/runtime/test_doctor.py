@@ -6,10 +6,13 @@ import pytest
 
 from rvbundle_runtime import doctor
 from rvbundle_runtime.binfmt import NO_BINFMT
-from rvbundle_runtime.checkup import Confinement, Facts, Memory, Processors, StorePlace
+from rvbundle_runtime.checkup import Confinement, Facts, StorePlace
 from rvbundle_runtime.doctor import FAIL, OK, WARN, Finding, examine
 from rvbundle_runtime.errors import UsageError
-from rvbundle_runtime.host import Emulator
+from rvbundle_runtime.host import Emulator, Memory
+from rvbundle_runtime.processor import Cluster, Processor, parse_cpuinfo
+from rvbundle_runtime.trials import Outcome
+from tests.unit.runtime import machines
 
 X86_CPUINFO = (
     "processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu sse4_2 popcnt fma avx2 avx512f amx_bf16\n"
@@ -43,8 +46,9 @@ GOOD = Facts(
     namespaces_denied="",
     namespaces_fix="",
     confinement=Confinement(),
-    cpuinfo=X86_CPUINFO,
-    processors=Processors(4, 4),
+    processor=parse_cpuinfo(X86_CPUINFO),
+    cpus=(0, 1, 2, 3),
+    usable=(0, 1, 2, 3),
     top_address=0x7FFC_8F2C_A000,
     memory=Memory(8 << 30, 6 << 30),
     store=StorePlace("/home/me/.cache/rvbundle", "your cache folder", "", 50 << 30),
@@ -54,7 +58,8 @@ VISIONFIVE_2 = replace(
     GOOD,
     arch="riscv64",
     kernel="6.6.20-starfive",
-    cpuinfo=VISIONFIVE,
+    processor=parse_cpuinfo(VISIONFIVE),
+    mmu="sv39",
     top_address=0x3F_FFE6_B000,
     emulators=(QEMU,),
 )
@@ -63,7 +68,7 @@ PI_5 = replace(
     arch="aarch64",
     kernel="6.12.47+rpt-rpi-2712",
     page_size=16384,
-    cpuinfo=ARM_CPUINFO,
+    processor=parse_cpuinfo(ARM_CPUINFO),
     top_address=1 << 47,
     emulators=(QEMU,),
 )
@@ -300,7 +305,7 @@ def test_a_good_machine_has_only_good_lines() -> None:
             id="sv39",
         ),
         pytest.param(
-            replace(VISIONFIVE_2, cpuinfo=VISIONFIVE.replace("sv39", "sv48")),
+            replace(VISIONFIVE_2, mmu="sv48"),
             OK,
             "addresses",
             "Sv48, programs have 47 bits",
@@ -308,7 +313,7 @@ def test_a_good_machine_has_only_good_lines() -> None:
             id="sv48",
         ),
         pytest.param(
-            replace(VISIONFIVE_2, cpuinfo=""),
+            replace(VISIONFIVE_2, mmu=""),
             OK,
             "addresses",
             f"programs have 38 bits{ENOUGH} 2^38 fail",
@@ -327,7 +332,7 @@ def test_a_good_machine_has_only_good_lines() -> None:
             GOOD, OK, "processors", "4 of 4 may be used; sse4_2, avx2, fma, avx512f, amx_bf16", "", id="x86"
         ),
         pytest.param(
-            replace(GOOD, cpuinfo="flags\t\t: fpu sse2\n"),
+            replace(GOOD, processor=parse_cpuinfo("flags\t\t: fpu sse2\n")),
             WARN,
             "processors",
             "4 of 4 may be used; no vector extension known; no SSE4.2: kernels of numeric libraries that "
@@ -337,7 +342,7 @@ def test_a_good_machine_has_only_good_lines() -> None:
         ),
         pytest.param(PI_5, OK, "processors", "4 of 4 may be used; asimd, bf16, i8mm, sve", "", id="arm64"),
         pytest.param(
-            replace(VISIONFIVE_2, processors=Processors(4, 1)),
+            replace(VISIONFIVE_2, usable=(2,)),
             OK,
             "processors",
             "1 of 4 may be used; rv64imafdc, no vector extension: numeric code is scalar, zba, zbb",
@@ -345,15 +350,15 @@ def test_a_good_machine_has_only_good_lines() -> None:
             id="riscv64 without vectors",
         ),
         pytest.param(
-            replace(VISIONFIVE_2, cpuinfo=BANANA_PI),
+            replace(VISIONFIVE_2, processor=parse_cpuinfo(BANANA_PI)),
             OK,
             "processors",
-            "4 of 4 may be used; rv64imafdcv, zba, zbb, zbs, zvfh, zvl128b, zvl256b",
+            "4 of 4 may be used; rv64imafdcv, vectors of 256 bits, zba, zbb, zbs, zvfh, zvl128b, zvl256b",
             "",
             id="riscv64 with vectors",
         ),
         pytest.param(
-            replace(VISIONFIVE_2, cpuinfo="isa\t\t: rv64imac\n"),
+            replace(VISIONFIVE_2, processor=parse_cpuinfo("isa\t\t: rv64imac\n")),
             FAIL,
             "processors",
             "4 of 4 may be used; rv64imac, no vector extension: numeric code is scalar; without f, d",
@@ -361,7 +366,7 @@ def test_a_good_machine_has_only_good_lines() -> None:
             id="riscv64 without floating point",
         ),
         pytest.param(
-            replace(VISIONFIVE_2, cpuinfo=""),
+            replace(VISIONFIVE_2, processor=Processor()),
             OK,
             "processors",
             "4 of 4 may be used; no vector extension known",
@@ -455,7 +460,7 @@ def test_findings(facts: Facts, level: str, topic: str, text: str, advice: str) 
 
 
 def test_a_quota_is_a_line_of_its_own() -> None:
-    findings = examine(replace(GOOD, processors=Processors(4, 4, 1.5)))
+    findings = examine(replace(GOOD, quota=1.5))
     assert [f.level for f in findings if f.topic == "processors"] == [OK, WARN]
     assert (
         Finding(
@@ -467,7 +472,108 @@ def test_a_quota_is_a_line_of_its_own() -> None:
         )
         in findings
     )
-    assert all(f.level == OK for f in examine(replace(GOOD, processors=Processors(4, 4, 4.0))))
+    assert all(f.level == OK for f in examine(replace(GOOD, quota=4.0)))
+
+
+def machine(name: str) -> Facts:
+    """Return facts of a recorded machine, nothing else of which is worth a line."""
+    host = machines.to_host(machines.load(name))
+    return replace(
+        GOOD,
+        arch=host.arch,
+        processor=host.processor,
+        cpus=host.cpus,
+        usable=host.usable,
+        clusters=host.clusters,
+        emulators=(QEMU,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        (
+            "sapphire-rapids",
+            [
+                "Intel(R) Xeon(R) Platinum 8480+ (family 6, model 143, stepping 6): 112 of 112 may be used; "
+                "sse4_2, avx2, fma, avx_vnni, avx512f, avx512_vnni, avx512_bf16, avx512_fp16, amx_tile, "
+                "amx_bf16, amx_int8"
+            ],
+        ),
+        (
+            "graviton4",
+            [
+                "Neoverse V2 (implementer 0x41, part 0xd4f, variant 0, revision 1): 96 of 96 may be used; "
+                "asimd, asimdhp, asimddp, bf16, i8mm, sve, sve2"
+            ],
+        ),
+        (
+            "sg2042",
+            [
+                "mvendorid 0x5b7, marchid 0x0, mimpid 0x0: 64 of 64 may be used; rv64imafdc, xtheadvector: "
+                "vectors of version 0.7, for which libraries use scalar code"
+            ],
+        ),
+        (
+            "spacemit-k3",
+            [
+                "spacemit,x100 (mvendorid 0x710, marchid 0x8000000058000002, mimpid 0x33d8a600): 8 of 16 may "
+                "be used; rv64imafdcvh, vectors of 256 bits, zba, zbb, zbs, zfbfmin, zfh, zfhmin, zvfbfmin, "
+                "zvfbfwma, zvfh, zvfhmin",
+                "they are of 2 kinds: 0-7 spacemit,x100; 8-15 Spacemit(R) A100, not for this process",
+            ],
+        ),
+        (
+            "arm-phone",
+            [
+                "Cortex-A510 (implementer 0x41, part 0xd46, variant 1, revision 1): 8 of 8 may be used; "
+                "asimd, asimdhp, asimddp, bf16, i8mm",
+                "they are of 4 kinds: 7 Cortex-X3 (capacity 1024); 3-4 Cortex-A715 (capacity 855); "
+                "5-6 Cortex-A710 (capacity 855); 0-2 Cortex-A510 (capacity 280)",
+            ],
+        ),
+    ],
+)
+def test_processors_of_real_machines(name: str, texts: list[str]) -> None:
+    found = [f for f in examine(machine(name)) if f.topic == "processors"]
+    assert found == [Finding(OK, "processors", text) for text in texts]
+
+
+def test_lists_of_processors() -> None:
+    facts = replace(GOOD, clusters=(Cluster((0, 1, 2, 5, 7, 8), 0, "a"), Cluster((3,))))
+    assert Finding(OK, "processors", "they are of 2 kinds: 0-2,5,7-8 a; 3") in examine(facts)
+
+
+def tried(*outcomes: Outcome, **others: Any) -> list[Finding]:
+    return [f for f in examine(replace(GOOD, trials=outcomes, **others)) if f.topic == "trials"]
+
+
+def test_what_trials_say() -> None:
+    bf16 = replace(GOOD.processor, flags=GOOD.processor.flags | {"avx512_bf16"})
+    text = "instructions that work: avx512_bf16"
+    assert tried(Outcome("avx512_bf16", True, 1), processor=bf16) == [Finding(OK, "trials", text)]
+    text = "instructions that do not: avx512_bf16"
+    assert tried(Outcome("avx512_bf16", False)) == [Finding(OK, "trials", text)]
+    assert tried() == []
+
+
+def test_trials_that_contradict_the_kernel() -> None:
+    has = Processor(flags=frozenset("imafdcv") | {"zvfh"})
+    outcomes = (Outcome("v", True, 32), Outcome("zvfh", False), Outcome("zvfbfwma", True, 1))
+    refused = "zvfh: the kernel says that it is there, but its instructions are refused"
+    assert tried(*outcomes, arch="riscv64", processor=has) == [
+        Finding(
+            OK, "trials", "instructions that work: v (256 bits), zvfbfwma; instructions that do not: zvfh"
+        ),
+        Finding(WARN, "trials", refused, "nothing, but do not ask libraries for it"),
+        Finding(OK, "trials", "zvfbfwma: it works, but the kernel does not tell of it"),
+    ]
+
+
+def test_trials_that_could_not_be_made() -> None:
+    text = "not all could be made: code can't be run from memory here"
+    why = text.partition(": ")[2]
+    assert tried(Outcome("avx512_bf16", False, unknown=why)) == [Finding(OK, "trials", text)]
 
 
 def test_where_namespaces_are_denied_the_sandbox_has_no_line_of_its_own() -> None:

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from rvbundle_runtime import families
-from rvbundle_runtime.families import Family, Processor, environment, parse_cpuinfo, to_trace, why_not
+from rvbundle_runtime.families import Family, environment, to_trace, why_not
+from rvbundle_runtime.processor import Processor, parse_cpuinfo
 
 XEON = """\
 processor	: 0
@@ -31,10 +32,6 @@ Features	: fp asimd evtstrm crc32 cpuid asimdhp
 CPU implementer	: 0x41
 CPU architecture: 8
 CPU variant	: 0x0
-
-processor	: 1
-BogoMIPS	: 108.00
-Features	: fp
 """
 RISCV = """\
 processor	: 0
@@ -50,44 +47,6 @@ ZEN = replace(HASWELL, vendor="AuthenticAMD")
 V256 = Processor("", frozenset("imafdcv"), 256)
 V128 = replace(V256, vlen=128)
 NUMPY = ("AVX", "F16C", "FMA3", "AVX2", "AVX512F", "AVX512CD", "AVX512_SKX")
-
-
-def test_x86() -> None:
-    assert INTEL.vendor == "GenuineIntel"
-    assert {"fpu", "avx2", "avx512vl"} <= INTEL.flags
-    assert not {"another", "vnmi", "spectre_v1"} & INTEL.flags
-
-
-def test_arm() -> None:
-    expected = frozenset("fp asimd evtstrm crc32 cpuid asimdhp".split())
-    assert parse_cpuinfo(ARM) == Processor("", expected)
-
-
-def test_riscv() -> None:
-    assert parse_cpuinfo(RISCV) == Processor("", frozenset())
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", Processor()),
-        ("\n\n\n", Processor()),
-        ("no colon", Processor()),
-        (":", Processor()),
-        ("vendor_id\t: \nflags\t\t:\n", Processor()),
-        ("vendor_id\t: A: B\nflags : x", Processor("A: B", frozenset({"x"}))),
-        ("flags : x y", Processor("", frozenset({"x", "y"}))),
-    ],
-    ids=["empty", "blank", "no colon", "only a colon", "no values", "colon in a value", "no vendor"],
-)
-def test_odd_texts(text: str, expected: Processor) -> None:
-    assert parse_cpuinfo(text) == expected
-
-
-def test_a_text_that_was_cut() -> None:
-    """Only the first bytes of a long one are read."""
-    assert parse_cpuinfo(XEON[:100]).vendor == "GenuineIntel"
-    assert parse_cpuinfo(XEON[: XEON.index("avx512dq")]).flags >= {"fpu", "avx2", "avx512f"}
 
 
 def names(found: tuple[Family, ...]) -> list[str]:

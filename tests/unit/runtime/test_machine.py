@@ -3,6 +3,7 @@ import pytest
 from rvbundle_runtime import families, machine
 from rvbundle_runtime.families import Processor, parse_cpuinfo
 from rvbundle_runtime.machine import NEHALEM, cpuinfo, model_for, parse_cpu_list
+from rvbundle_runtime.processor import parse_cpuinfo
 
 
 def test_cpuinfo_says_what_is_emulated() -> None:

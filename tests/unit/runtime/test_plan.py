@@ -5,10 +5,11 @@ import pytest
 from rvbundle_runtime import families
 from rvbundle_runtime import plan as planning
 from rvbundle_runtime.errors import SandboxError
-from rvbundle_runtime.families import Family, Processor
+from rvbundle_runtime.families import Family
 from rvbundle_runtime.host import Host
 from rvbundle_runtime.options import RunOptions, Volume
 from rvbundle_runtime.plan import ColdPack, Mount, Plan, make_plan
+from rvbundle_runtime.processor import Processor
 from rvbundle_runtime.store import PayloadInfo
 
 HOST = Host(
