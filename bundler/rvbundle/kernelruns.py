@@ -37,7 +37,8 @@ def kernel_runs(frozen: Frozen, processor: Processor, dispatch: tuple[str, ...])
     """
     if frozen.emulators:
         return _emulated(frozen, dispatch)
-    own = families.to_trace(frozen.arch, processor, dispatch)
+    fit = families.to_trace(frozen.arch, processor, dispatch)
+    own = tuple(family for family in fit if not _useless(family, processor, frozen))
     return KernelRuns(own, tuple(KernelRun(families.environment(family, processor)) for family in own))
 
 

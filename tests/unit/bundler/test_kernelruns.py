@@ -63,6 +63,21 @@ def test_an_emulated_arm_is_held_back_as_well() -> None:
     assert len(kernel_runs(replace(RISCV, arch="aarch64"), Processor(), ()).watched) == 1
 
 
+@pytest.mark.parametrize(
+    ("blas", "names"),
+    [
+        ({"openblas": "0.3.29"}, ["zvl256b", "zvl128b", "generic"]),
+        ({"openblas": "0.3.31"}, ["zvl128b", "generic"]),
+        ({}, ["generic"]),
+    ],
+)
+def test_natively_on_a_board_with_vectors(blas: Mapping[str, str], names: list[str]) -> None:
+    processor = Processor("", frozenset("imafdcv"), 256)
+    runs = kernel_runs(replace(RISCV, emulators=None, blas=blas), processor, ())
+    assert [family.name for family in runs.families] == names
+    assert {run.processor for run in runs.watched} == {""}
+
+
 def test_natively_each_family_of_this_machine() -> None:
     processor = Processor("X", frozenset("avx2 fma bmi1 bmi2 f16c movbe sse4_2 popcnt".split()))
     runs = kernel_runs(frozen(), processor, ())

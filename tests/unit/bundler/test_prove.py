@@ -53,6 +53,8 @@ def test_kernels_under_an_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
     emulated = replace(frozen(), arch="riscv64", emulators=Path("/e"))
     env = {"OPENBLAS_CORETYPE": "RISCV64_GENERIC"}
     assert proving._kernels(Trace((), families=(generic,)), emulated) == (env, env)
+    vectors = Family("zvl256b", ("v",), {"OPENBLAS_CORETYPE": "RISCV64_ZVL256B"}, (), vlen=256)
+    assert proving._kernels(Trace((), families=(vectors, generic)), emulated) == (env, env)
 
 
 def test_a_record_of_another_processor(attempt: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -517,3 +517,12 @@ def test_cold_metadata_is_listed() -> None:
 def test_the_list_does_not_depend_on_the_order_of_files() -> None:
     rows = [("b.pyc", B, False), ("a/__init__.pyc", B, False), ("a/x.pyc", B, False), ("a/d.txt", D, False)]
     assert listed(*rows) == listed(*reversed(rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "hot"),
+    [("blas/libblas.so.3", True), ("lapack/liblapack.so.3", True), ("other/libblas.so.3", False)],
+)
+def test_the_reference_blas_is_there_whatever_was_traced(name: str, hot: bool) -> None:
+    found = place(file(f"usr/lib/x86_64-linux-gnu/{name}", freeze.LIBRARY))
+    assert found == ((True, "a run may choose the reference BLAS") if hot else (False, "no trace loaded it"))

@@ -3,6 +3,7 @@ import json
 import os
 import struct
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -421,7 +422,7 @@ def test_a_workload_gets_its_time(
     monkeypatch.setattr(process, "run", run)
     agent = StagedAgent(Path("/a"), (), ("/usr/bin/python3", "/app/play.py"))
     with pytest.raises(TraceError) as caught:
-        trace._run_in_tree(RECIPE, place, agent, WORKLOAD, 1, trace._Watch())
+        trace._run_in_tree(RECIPE, place, agent, WORKLOAD, 1, trace._Watch(processor="rv64,v=false"))
     assert f"did not end within {limit:g} s in the frozen tree" in caught.value.message
     (options,) = seen
     assert options["timeout"] == limit
@@ -431,6 +432,7 @@ def test_a_workload_gets_its_time(
         place.arch,
         ["/usr/bin/python3", "/app/play.py", "--n", "3"],
     )
+    assert request["processor"] == "rv64,v=false"
 
 
 @pytest.mark.parametrize(
@@ -531,6 +533,29 @@ def test_emulated_workloads_have_a_tree_each(tmp_path: Path, monkeypatch: pytest
     assert modules == {"a", "b"}
     assert len({place.tree, *trees}) == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["frozen.json", "tree"]
+
+
+def test_no_more_runs_at_once_than_there_are_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workloads, three families of kernels; what counts is what a workload prints with the first."""
+    running, most, lock = [0], [0], threading.Lock()
+    three = tuple(trace._Watch({"N": str(n)}) for n in range(3))
+
+    def run(*given: Any) -> str:
+        workload, watch = given[3], given[5]
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.02)
+        with lock:
+            running[0] -= 1
+        return f"{workload.args[0]}{watch.env['N']}"
+
+    monkeypatch.setattr(trace, "_run_in_tree", run)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    recipe = replace(RECIPE, workloads=tuple(Workload((n,), True, None, 1.0) for n in "ab"))
+    records, _ = trace._run_all(recipe, small_tree(tmp_path), StagedAgent(Path("/a"), (), ()), three)
+    assert [record.stdout for record in records] == ["a0", "b0"]
+    assert most == [2]
 
 
 def test_a_workload_that_fails_leaves_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from rvbundle_runtime import families
 from rvbundle_runtime.emulation import BINFMT, PRELOAD
 from rvbundle_runtime.host import Host
+from rvbundle_runtime.machine import Model, with_vectors
 from rvbundle_runtime.options import RunOptions
 from rvbundle_runtime.plan import ColdPack, Plan, make_plan
 from rvbundle_runtime.selection import choose_launch
@@ -116,6 +118,38 @@ def test_kernels_are_those_of_the_emulated_processor(pack: ColdPack) -> None:
         "what the emulated processor has: wider vectors are emulated in software, and slower",
     )
     assert made.env["ATEN_CPU_CAPABILITY"] == "default"
+
+
+VECTORS = families.to_trace("riscv64", with_vectors(256).processor, ())
+RISCV = replace(INFO, families=VECTORS, trimmed=True, blas={"openblas": "0.3.29"})
+ELSEWHERE = replace(BOARD, arch="x86_64", emulators=(replace(QEMU, guest="riscv64", path="/q/qemu-riscv64"),))
+
+
+@pytest.mark.parametrize(
+    ("told", "words", "family"),
+    [
+        (None, "rv64,v=false", "generic"),
+        (with_vectors(128), "rv64,v=true,vlen=128", "zvl128b"),
+        (with_vectors(512), "rv64,v=true,vlen=512", "zvl256b"),
+    ],
+    ids=["left to rvbundle", "told", "told of longer vectors"],
+)
+def test_an_emulated_riscv_processor(told: Model | None, words: str, family: str) -> None:
+    options = RunOptions("x.rvb", sandbox=False)
+    launch = replace(choose_launch(ELSEWHERE, ("riscv64",), options, "x.rvb"), told=told)
+    made = make_plan(ELSEWHERE, ROOT, RISCV, options, NO_PACK, launch)
+    assert made.command[:3] == ("/q/qemu-riscv64", "-cpu", words)
+    assert choice(made, "processor")[0] == words
+    assert choice(made, "CPU kernels")[0] == family
+    assert made.env["OPENBLAS_CORETYPE"] == f"RISCV64_{family.upper()}"
+
+
+def test_wrong_kernels_are_not_emulated() -> None:
+    options = RunOptions("x.rvb")
+    launch = choose_launch(ELSEWHERE, ("riscv64",), options, "x.rvb")
+    launch = replace(launch, told=with_vectors(512))
+    info = replace(RISCV, blas={"openblas": "0.3.34"})
+    assert choice(make_plan(ELSEWHERE, ROOT, info, options, NO_PACK, launch), "CPU kernels")[0] == "zvl128b"
 
 
 def test_kernels_that_the_emulated_processor_lacks() -> None:
