@@ -569,12 +569,11 @@ def _size_and_digest(path: Path) -> tuple[int, str]:
 
 def _wrong_kernels(arch: str, versions: Mapping[str, str]) -> list[str]:
     """Say which kernels are not traced, since the OpenBLAS that is there computes nonsense with them."""
-    found = [
+    return [
         f"kernels {family.name}: {bad}"
         for family in families.of(arch)
         if (bad := known_bad(OPENBLAS, versions.get(OPENBLAS, ""), family.name, family.vlen))
     ]
-    return found
 
 
 def _content_notes(files: list[FrozenFile], names: list[str]) -> list[str]:

@@ -7,8 +7,8 @@ from rvbundle.freeze import Frozen
 from rvbundle_runtime import backends, blas, families, kernels
 from rvbundle_runtime.blas import OPENBLAS, REFERENCE
 from rvbundle_runtime.families import Family
-from rvbundle_runtime.processor import Processor
 from rvbundle_runtime.machine import Model
+from rvbundle_runtime.processor import Processor
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from rvbundle_runtime import table as table_file
 from rvbundle_runtime.choice import Choice
 from rvbundle_runtime.errors import HostError, UsageError
 from rvbundle_runtime.families import Family
-from rvbundle_runtime.processor import Processor
 from rvbundle_runtime.host import Host
 from rvbundle_runtime.knownbad import known_bad
 from rvbundle_runtime.machine import Model
 from rvbundle_runtime.options import AUTO, BF16, FLOAT32
+from rvbundle_runtime.processor import Processor
 from rvbundle_runtime.selection import Launch
 from rvbundle_runtime.store import PayloadInfo
 
@@ -136,7 +136,7 @@ def make_table(value: Mapping[str, Any], processors: Mapping[tuple[str, str], Mo
 
 
 def _backend(row: dict[str, Any]) -> Backend:
-    lists = {name: tuple(row[name]) for name in ("launchers", "needs", "needs_any") if name in row}
+    lists: dict[str, Any] = {n: tuple(row[n]) for n in ("launchers", "needs", "needs_any") if n in row}
     made: Backend = _made(Backend, f"backend {row.get('name')}", {**row, **lists})
     if made.precision not in (FLOAT32, BF16):
         raise ValueError(f"backend {made.name}: precision {made.precision!r}")
@@ -186,6 +186,9 @@ def _why_not_library(row: Backend, situation: Situation, processor: Processor) -
     return known_bad(row.library, blas.get(row.library, ""), row.family, processor.vlen)
 
 
+_NOT_TRACED = "its kernels were not traced, and the cold pack is not here"
+
+
 def _why_not_traced(row: Backend, situation: Situation, processor: Processor) -> str:
     """Without a cold pack, kernels that no trace touched are not there."""
     traced = situation.info.families
@@ -194,7 +197,7 @@ def _why_not_traced(row: Backend, situation: Situation, processor: Processor) ->
         return families.lacks(family, processor) if family else ""
     family = next((family for family in traced if family.name == row.family), None)
     if family is None:
-        return "its kernels were not traced, and the cold pack is not here"
+        return _NOT_TRACED
     return families.why_not(family, processor)
 
 
@@ -205,7 +208,8 @@ def _family(row: Backend, situation: Situation) -> Family | None:
 
 
 def _model(table: Table, row: Backend, situation: Situation) -> Model | None:
-    return None if situation.launch.native else table.processors[situation.launch.launcher, row.processor]
+    launch = situation.launch
+    return None if launch.native else launch.told or table.processors[launch.launcher, row.processor]
 
 
 def _processor(table: Table, row: Backend, situation: Situation) -> Processor:
@@ -274,11 +278,11 @@ def _choose_row(
     for row in _in_order(rows(table, situation), precision):
         why = why_not(table, row, situation)
         if not why:
-            first = "traced kernels only: no cold pack is here" if _held(situation) else row.reason
+            first = "without a cold pack only kernels that were traced" if _held(situation) else row.reason
             return row, "; ".join([first, *refused])
-        if row.precision == FLOAT32:
+        if row.precision == FLOAT32 and why != _NOT_TRACED:
             refused.append(f"not {row.name}: {why}")
-    return None, f"none that fits: {'; '.join(refused)}"
+    return None, f"none that were traced fit: {'; '.join(refused)}"
 
 
 def _held(situation: Situation) -> bool:
@@ -369,7 +373,7 @@ def settle(table: Table, situation: Situation, row: Backend | None, setting: Set
     )
 
 
-# OpenMP (torch, OpenBLAS of Debian's), MKL (torch's wheels), OpenBLAS with threads of its own (numpy's wheels).
+# OpenMP (torch), MKL (torch's wheels), OpenBLAS with threads of its own (numpy's wheels, Debian's pthread).
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 

@@ -70,7 +70,9 @@ def _table_digest() -> str:
 
 def _path(base: Path, key: dict[str, Any]) -> str:
     text = json.dumps(key, sort_keys=True)
-    name = f"{key['image'][:_NAME_HEX]}-{key['payload']}-{hashlib.sha256(text.encode()).hexdigest()[:_NAME_HEX]}"
+    name = (
+        f"{key['image'][:_NAME_HEX]}-{key['payload']}-{hashlib.sha256(text.encode()).hexdigest()[:_NAME_HEX]}"
+    )
     return f"{base}/{_FOLDER}/{name}.json"
 
 

@@ -49,7 +49,7 @@ def plan_emulation(
     emulator = launchers.usable(host, launch.launcher, launch.arch)
     assert emulator  # that is why it was chosen
     seen = "" if sandbox != NONE else root  # where the payload's programs see its root
-    model = launch.told or decision.model or machine.DEFAULT
+    model = decision.model or machine.DEFAULT
     start = launchers.ALL[launch.launcher].start(host, launch.arch, seen, model)
     start = replace(start, env={**start.env, **decision.emulator_env})
     children, why_children = _choose_children(host, sandbox, start)

@@ -32,7 +32,9 @@ class Family:
 
 def of(arch: str) -> tuple[Family, ...]:
     """Return the families of an architecture, the best first, as backends.toml has them."""
-    rows = [{k: v for k, v in row.items() if k != "arch"} for row in table.read()["family"] if row["arch"] == arch]
+    rows = [
+        {k: v for k, v in row.items() if k != "arch"} for row in table.read()["family"] if row["arch"] == arch
+    ]
     lists = [{name: tuple(row.get(name, ())) for name in ("needs", "numpy")} for row in rows]
     return tuple(Family(**{**row, **more}) for row, more in zip(rows, lists, strict=True))
 
@@ -91,9 +93,9 @@ def lacks(family: Family, processor: Processor) -> str:
 
 def why_not(family: Family, processor: Processor) -> str:
     """Return why `family` can't be used on `processor`; "" if it can."""
-    lacks = lacks(family, processor)
-    if lacks:
-        return lacks
+    missing = lacks(family, processor)
+    if missing:
+        return missing
     if family.vendor and family.vendor != processor.vendor:
         return f"traced on {family.vendor}, and libraries run other code on {processor.vendor or 'others'}"
     return ""

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from rvbundle_runtime import families
 from rvbundle_runtime.blas import OPENBLAS
 from rvbundle_runtime.families import Family
-from rvbundle_runtime.processor import Processor
 from rvbundle_runtime.knownbad import known_bad
+from rvbundle_runtime.processor import Processor
 
 _LONGEST, _LONGEST_VLEN = "zvl256b", 256  # bits
 

@@ -37,9 +37,7 @@ class Model:
     def processor(self) -> Processor:
         """What numeric libraries will find out about it."""
         ids = (("family", self.family), ("model", self.model), ("stepping", self.stepping))
-        return Processor(
-            self.vendor, frozenset(self.flags), self.name, ids if self.family else (), self.vlen
-        )
+        return Processor(self.vendor, frozenset(self.flags), self.name, ids if self.family else (), self.vlen)
 
 
 DEFAULT = Model(option="", reason="the emulator's own choice")

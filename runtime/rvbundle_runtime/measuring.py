@@ -51,7 +51,9 @@ class Laboratory:
     def agent(self) -> list[str]:
         """Return the words that start the agent, without the interpreter, as its process sees them."""
         root = self.prepared.plan.root if self.prepared.plan.sandbox == NONE else ""
-        return [f"{root}{word}" if word.startswith("/") else word for word in self.prepared.unpacked.info.argv[1:]]
+        return [
+            f"{root}{word}" if word.startswith("/") else word for word in self.prepared.unpacked.info.argv[1:]
+        ]
 
     def run(
         self, decision: Decision, request: Mapping[str, Any], limit: float, env: Mapping[str, str]
@@ -84,7 +86,9 @@ class Laboratory:
     def _plan(self, decision: Decision, env: Mapping[str, str]) -> planning.Plan:
         prepared = self.prepared
         confined = prepared.plan.sandbox != NONE
-        place = _SHOWN if confined else "../measure"  # a word that begins with / would be one of the payload's
+        place = (
+            _SHOWN if confined else "../measure"
+        )  # a word that begins with / would be one of the payload's
         words = (f"{place}/{name}" for name in ("measure.py", "request.json", "result.json"))
         situation = prepared.situation
         options = replace(

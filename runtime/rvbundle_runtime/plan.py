@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from rvbundle_runtime import backends, blas, runinfo
 from rvbundle_runtime.absent import GUARD
-from rvbundle_runtime.choice import NAMESPACES, NONE, ROOT, Choice
 from rvbundle_runtime.backends import Decision, Situation, Wanted
+from rvbundle_runtime.choice import NAMESPACES, NONE, ROOT, Choice
 from rvbundle_runtime.emulation import BINFMT, Emulation, plan_emulation
 from rvbundle_runtime.errors import SandboxError
 from rvbundle_runtime.host import ENV_ALLOWED, ENV_PROXIES, Host

@@ -138,7 +138,7 @@ def tune(
     options: RunOptions,
     place: CachePlace,
     seconds: float | None = None,
-    show: Callable[[str, float], None] = lambda text, share: None,
+    show: Callable[[str, float], None] = lambda _text, _share: None,
 ) -> tuple[Tuned, dict[Candidate, Measured], Decision]:
     """Search, and keep what was found; `show(what, share of the time)` is told what is under way.
 
@@ -172,7 +172,7 @@ def tune(
     except OSError as error:
         raise StoreError(
             f"the result can't be kept below {place.base}: {error.strerror}",
-            f"--backend {decision.backend} --threads {decision.threads or 'auto'} says the same to `rvbundle run`",
+            f"rvbundle run --backend {decision.backend} --threads {decision.threads or 'auto'} does the same",
         ) from None
     return tuned, bench.found, decision
 
@@ -238,11 +238,11 @@ def _why_not_reduced(tried: list[tuning.Line]) -> str:
 
 def table_lines(tuned: Tuned, found: dict[Candidate, Measured]) -> list[str]:
     """Return the table at the end: a line per candidate, then what was chosen and why."""
-    rows = [("candidate", "workload", "runs", *_KERNEL_HEADS, "")]
+    rows: list[tuple[str, ...]] = [("candidate", "workload", "runs", *_KERNEL_HEADS, "")]
     for line in tuned.lines:
         seconds = "-" if line.seconds is None else tuning.ms(line.seconds)
         measured = found.get(line.candidate)
-        first, *rest = (line.verdict or "").splitlines() or [""]
+        first = line.verdict.partition("\n")[0]
         rows.append((line.candidate.label(), seconds, str(line.times), *_kernels(measured), first))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     lines = []
@@ -282,7 +282,9 @@ class Bar:
             print(f"rvbundle: measuring {text}", file=sys.stderr)
             return
         done = min(int(share * self.WIDTH), self.WIDTH)
-        print(f"\r\x1b[K[{'#' * done}{'.' * (self.WIDTH - done)}] {text}", end="", file=sys.stderr, flush=True)
+        print(
+            f"\r\x1b[K[{'#' * done}{'.' * (self.WIDTH - done)}] {text}", end="", file=sys.stderr, flush=True
+        )
 
     def clear(self) -> None:
         """Take it away."""

@@ -7,11 +7,12 @@ import pytest
 from rvbundle_runtime import families
 from rvbundle_runtime.emulation import BINFMT, PRELOAD
 from rvbundle_runtime.host import Host
-from rvbundle_runtime.machine import Model, with_vectors
+from rvbundle_runtime.machine import Model
 from rvbundle_runtime.options import RunOptions
 from rvbundle_runtime.plan import ColdPack, Plan, make_plan
 from rvbundle_runtime.selection import choose_launch
 
+from .models import V128, V256
 from .test_plan import FAST, HOST, INFO, NO_PACK, ROOT, SLOW, choice
 from .test_selection import BOX64, QEMU
 
@@ -113,14 +114,14 @@ def test_box64_has_its_own_ways(denied: str, children: tuple[str, str]) -> None:
 @pytest.mark.parametrize("pack", [NO_PACK, ColdPack("/c.rvb", "named")], ids=["alone", "with the cold pack"])
 def test_kernels_are_those_of_the_emulated_processor(pack: ColdPack) -> None:
     made = plan(pack=pack)
-    assert choice(made, "CPU kernels") == (
+    assert choice(made, "backend") == (
         "baseline",
         "what the emulated processor has: wider vectors are emulated in software, and slower",
     )
     assert made.env["ATEN_CPU_CAPABILITY"] == "default"
 
 
-VECTORS = families.to_trace("riscv64", with_vectors(256).processor, ())
+VECTORS = families.to_trace("riscv64", V256.processor, ())
 RISCV = replace(INFO, families=VECTORS, trimmed=True, blas={"openblas": "0.3.29"})
 ELSEWHERE = replace(BOARD, arch="x86_64", emulators=(replace(QEMU, guest="riscv64", path="/q/qemu-riscv64"),))
 
@@ -129,8 +130,8 @@ ELSEWHERE = replace(BOARD, arch="x86_64", emulators=(replace(QEMU, guest="riscv6
     ("told", "words", "family"),
     [
         (None, "rv64,v=false", "generic"),
-        (with_vectors(128), "rv64,v=true,vlen=128", "zvl128b"),
-        (with_vectors(512), "rv64,v=true,vlen=512", "zvl256b"),
+        (V128, "rv64,v=true,vlen=128", "zvl128b"),
+        (replace(V256, option="rv64,v=true,vlen=512", vlen=512), "rv64,v=true,vlen=512", "zvl256b"),
     ],
     ids=["left to rvbundle", "told", "told of longer vectors"],
 )
@@ -140,24 +141,24 @@ def test_an_emulated_riscv_processor(told: Model | None, words: str, family: str
     made = make_plan(ELSEWHERE, ROOT, RISCV, options, NO_PACK, launch)
     assert made.command[:3] == ("/q/qemu-riscv64", "-cpu", words)
     assert choice(made, "processor")[0] == words
-    assert choice(made, "CPU kernels")[0] == family
+    assert choice(made, "backend")[0] == family
     assert made.env["OPENBLAS_CORETYPE"] == f"RISCV64_{family.upper()}"
 
 
 def test_wrong_kernels_are_not_emulated() -> None:
     options = RunOptions("x.rvb")
     launch = choose_launch(ELSEWHERE, ("riscv64",), options, "x.rvb")
-    launch = replace(launch, told=with_vectors(512))
+    launch = replace(launch, told=replace(V256, option="rv64,v=true,vlen=512", vlen=512))
     info = replace(RISCV, blas={"openblas": "0.3.34"})
-    assert choice(make_plan(ELSEWHERE, ROOT, info, options, NO_PACK, launch), "CPU kernels")[0] == "zvl128b"
+    assert choice(make_plan(ELSEWHERE, ROOT, info, options, NO_PACK, launch), "backend")[0] == "zvl128b"
 
 
 def test_kernels_that_the_emulated_processor_lacks() -> None:
     options = RunOptions("x.rvb")
     launch = choose_launch(BOARD, ("x86_64",), options, "x.rvb")
     made = make_plan(BOARD, ROOT, replace(FOREIGN, families=(FAST,)), options, NO_PACK, launch)
-    assert choice(made, "CPU kernels") == ("any", "the emulated processor has none of avx2")
-    assert [c.what for c in made.choices if c.warn] == ["CPU kernels"]
+    assert choice(made, "backend") == ("any", "the emulated processor has none of avx2")
+    assert [c.what for c in made.choices if c.warn] == ["backend"]
 
 
 def test_nothing_of_the_callers_emulators_gets_in() -> None:

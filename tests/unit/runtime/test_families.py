@@ -7,6 +7,8 @@ from rvbundle_runtime import families
 from rvbundle_runtime.families import Family, environment, to_trace, why_not
 from rvbundle_runtime.processor import Processor, parse_cpuinfo
 
+from .models import ZVL128B, ZVL256B
+
 XEON = """\
 processor	: 0
 vendor_id	: GenuineIntel
@@ -44,7 +46,7 @@ INTEL = parse_cpuinfo(XEON)
 HASWELL = Processor("GenuineIntel", frozenset("sse4_2 popcnt avx avx2 fma bmi1 bmi2 f16c movbe abm".split()))
 NEHALEM = Processor("GenuineIntel", frozenset("sse4_2 popcnt".split()))
 ZEN = replace(HASWELL, vendor="AuthenticAMD")
-V256 = Processor("", frozenset("imafdcv"), 256)
+V256 = Processor("", frozenset("imafdcv"), vlen=256)
 V128 = replace(V256, vlen=128)
 NUMPY = ("AVX", "F16C", "FMA3", "AVX2", "AVX512F", "AVX512CD", "AVX512_SKX")
 
@@ -148,20 +150,20 @@ AVX2, BASELINE = to_trace("x86_64", INTEL, NUMPY)
             replace(HASWELL, vendor=""),
             "traced on GenuineIntel, and libraries run other code on others",
         ),
-        (families.ZVL256B, V256, ""),
-        (families.ZVL256B, replace(V256, vlen=512), ""),
+        (ZVL256B, V256, ""),
+        (ZVL256B, replace(V256, vlen=512), ""),
         (
-            families.ZVL256B,
+            ZVL256B,
             V128,
             "it needs vectors of 256 bits, and this processor's have 128",
         ),
         (
-            families.ZVL128B,
+            ZVL128B,
             replace(V128, vlen=0),
             "it needs vectors of 128 bits, and how long this processor's are is not known",
         ),
-        (families.ZVL128B, Processor(), "this processor has no vectors"),
-        (families.ZVL128B, V256, ""),
+        (ZVL128B, Processor(), "this processor has no vectors"),
+        (ZVL128B, V256, ""),
         (BASELINE, NEHALEM, ""),
         (BASELINE, ZEN, ""),
         (BASELINE, Processor(), "this processor has no popcnt, sse4_2"),

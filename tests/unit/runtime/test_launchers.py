@@ -5,8 +5,8 @@ import pytest
 from rvbundle_runtime import launchers, machine
 from rvbundle_runtime.launchers import Start, qemu
 from rvbundle_runtime.launchers.start import itself
-from rvbundle_runtime.machine import NEHALEM
 
+from .models import NEHALEM, V256
 from .test_plan import HOST
 from .test_selection import BOX64, OLD, QEMU
 
@@ -95,7 +95,7 @@ def test_qemu_for_others_has_its_own_processor() -> None:
     host = replace(HOST, arch="x86_64", emulators=(replace(QEMU, guest="riscv64", path="/q/qemu-riscv64"),))
     start = launchers.qemu.start(host, "riscv64", "", machine.DEFAULT)
     assert (start.words, start.env) == ((f"{FOLDER}/qemu-riscv64",), {})
-    start = launchers.qemu.start(host, "riscv64", "", machine.with_vectors(256))
+    start = launchers.qemu.start(host, "riscv64", "", V256)
     assert start.words == (f"{FOLDER}/qemu-riscv64", "-cpu", "rv64,v=true,vlen=256")
 
 

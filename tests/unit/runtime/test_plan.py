@@ -73,7 +73,7 @@ def test_plain_run() -> None:
     assert choice(made, "network") == ("off", "the recipe says so")
     assert choice(made, "cold pack") == ("none", "there is no x.cold.rvb beside the image")
     assert choice(made, "working folder") == ("/home/me/work", "seen as /agent")
-    assert choice(made, "CPU kernels") == ("any", "every kernel is in the image")
+    assert choice(made, "backend") == ("any", "each library picks its kernels for this processor")
 
 
 FAST = Family("avx2", ("avx2", "fma"), {"ATEN_CPU_CAPABILITY": "avx2"}, ("AVX512F",), "GenuineIntel")
@@ -116,7 +116,7 @@ def test_kernels_without_a_cold_pack(
     processor: Processor, family: str, reason: str, env: dict[str, str]
 ) -> None:
     made = plan(replace(HOST, processor=processor), TRIMMED)
-    assert choice(made, "CPU kernels") == (family, reason)
+    assert choice(made, "backend") == (family, reason)
     assert not any(c.warn for c in made.choices)
     held = ("ATEN_CPU_CAPABILITY", "NPY_DISABLE_CPU_FEATURES")
     assert {name: made.env[name] for name in held if name in made.env} == env
@@ -124,23 +124,23 @@ def test_kernels_without_a_cold_pack(
 
 def test_kernels_that_no_trace_could_see() -> None:
     made = plan(replace(HOST, processor=Processor("X", frozenset())), TRIMMED)
-    assert choice(made, "CPU kernels") == (
+    assert choice(made, "backend") == (
         "any",
         "none that were traced fit: not avx2: this processor has no avx2, fma; "
         "not baseline: this processor has no sse4_2",
     )
-    assert [c.what for c in made.choices if c.warn] == ["CPU kernels"]
+    assert [c.what for c in made.choices if c.warn] == ["backend"]
     assert "ATEN_CPU_CAPABILITY" not in made.env
 
 
 def test_kernels_with_a_cold_pack() -> None:
     made = plan(info=TRIMMED, pack=ColdPack("/c.rvb", "named"))
-    assert choice(made, "CPU kernels") == ("any", "the cold pack has those that no trace touched")
+    assert choice(made, "backend") == ("any", "each library picks its kernels for this processor")
     assert not any(c.warn for c in made.choices)
     assert "ATEN_CPU_CAPABILITY" not in made.env
 
 
-VECTORS = replace(HOST, processor=Processor("", frozenset("imafdcv"), 256))
+VECTORS = replace(HOST, processor=Processor("", frozenset("imafdcv"), vlen=256))
 RISCV = replace(
     INFO,
     families=families.to_trace("riscv64", VECTORS.processor, ()),
@@ -159,13 +159,13 @@ RISCV = replace(
 )
 def test_vectors_without_a_cold_pack(vlen: int, family: str, reason: str) -> None:
     made = plan(replace(HOST, processor=replace(VECTORS.processor, vlen=vlen)), RISCV)
-    assert choice(made, "CPU kernels") == (family, reason)
+    assert choice(made, "backend") == (family, reason)
     assert made.env["OPENBLAS_CORETYPE"] == f"RISCV64_{family.upper()}"
 
 
 def test_a_board_without_vectors() -> None:
     made = plan(info=RISCV)
-    assert choice(made, "CPU kernels") == (
+    assert choice(made, "backend") == (
         "generic",
         f"{ONLY}; not zvl256b: this processor has no vectors; not zvl128b: this processor has no vectors",
     )
@@ -176,7 +176,7 @@ BAD = "OpenBLAS 0.3.33 computes nonsense with these kernels (OpenBLAS#5408, Open
 
 def test_wrong_kernels_are_refused() -> None:
     made = plan(VECTORS, replace(RISCV, blas={"openblas": "0.3.33"}))
-    assert choice(made, "CPU kernels") == ("zvl128b", f"{ONLY}; not zvl256b: {BAD}")
+    assert choice(made, "backend") == ("zvl128b", f"{ONLY}; not zvl256b: {BAD}")
 
 
 @pytest.mark.parametrize("traced", [RISCV.families, ()], ids=["with the cold pack", "nothing trimmed"])
@@ -184,13 +184,13 @@ def test_openblas_may_not_choose_wrong_kernels_either(traced: tuple[Family, ...]
     pack = ColdPack("/c.rvb", "named") if traced else NO_PACK
     info = replace(RISCV, families=traced, blas={"openblas": "0.3.33"})
     made = plan(VECTORS, info, pack)
-    value, reason = choice(made, "CPU kernels")
+    value, reason = choice(made, "backend")
     assert (value, reason) == ("zvl128b", f"of OpenBLAS; not zvl256b, which it would choose: {BAD}")
-    assert [c.what for c in made.choices if c.warn] == ["CPU kernels"]
+    assert [c.what for c in made.choices if c.warn] == ["backend"]
     assert made.env["OPENBLAS_CORETYPE"] == "RISCV64_ZVL128B"
     assert "OPENSSL_riscvcap" not in made.env
     fine = plan(VECTORS, replace(info, blas={"openblas": "0.3.29"}), pack)
-    assert choice(fine, "CPU kernels")[0] == "any"
+    assert choice(fine, "backend")[0] == "any"
     assert "OPENBLAS_CORETYPE" not in fine.env
 
 
