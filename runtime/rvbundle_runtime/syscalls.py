@@ -4,7 +4,6 @@ Numbers and flags: Linux's include/uapi (mount.h, sched.h, prctl.h, capability.h
 """
 
 import ctypes
-import mmap
 import os
 from collections.abc import Collection
 
@@ -142,6 +141,8 @@ def call_code(code: bytes) -> int:
     Raises OSError where no memory can be made executable (SELinux and others deny it). The kernel makes
     caches see the code when its page becomes executable, as it does for a library's.
     """
+    import mmap  # only here: other runs need not load it
+
     with mmap.mmap(-1, mmap.PAGESIZE) as memory:
         memory.write(code)
         start = ctypes.c_char.from_buffer(memory)
