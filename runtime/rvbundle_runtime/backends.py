@@ -31,10 +31,10 @@ _FORMAT = 1
 class Backend:
     """A row of the table: conditions, and what is set where it is chosen.
 
-    `needs` are features that the processor must have, `needs_any` of which it must have one, `vlen` the least
-    length in bits of its vector registers; `family` the kernels that it uses ("": any, traced or not),
-    `library` the BLAS of a payload that has several. `env` are variables of the guest, `emulator_env` of the
-    emulator, `torch` settings {name below `torch`: value}; `processor` is the one that an emulator shows.
+    `needs` are features that the processor must have, `needs_any` of which it must have one; `family` the
+    kernels that it uses, with conditions of their own ("": any, traced or not); `library` the BLAS of a
+    payload that has several. `env` are variables of the guest, `emulator_env` of the emulator, `torch`
+    settings {name below `torch`: value}; `processor` is the one that an emulator shows.
     """
 
     name: str
@@ -47,7 +47,6 @@ class Backend:
     library: str = ""
     needs: tuple[str, ...] = ()
     needs_any: tuple[str, ...] = ()
-    vlen: int = 0
     precision: str = FLOAT32
     env: Mapping[str, str] = field(default_factory=dict)
     emulator_env: Mapping[str, str] = field(default_factory=dict)
@@ -63,7 +62,8 @@ class Threads:
 
     def number(self, usable: int) -> int:
         """Return how many threads these are where `usable` processors may be used."""
-        return {"half": usable // 2, "all": usable}.get(self.count) or int(self.count)
+        shares = {"half": usable // 2, "all": usable}
+        return shares[self.count] if self.count in shares else int(self.count)
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,21 @@ def _made(kind: Callable[..., Any], what: str, values: dict[str, Any]) -> Any:
 
 
 def rows(table: Table, situation: Situation) -> tuple[Backend, ...]:
-    """Return the rows for this payload and launcher, in their order."""
+    """Return the rows for this payload and launcher, in their order.
+
+    What the image has traced and no row names (it was built with another table) comes behind them.
+    """
     launch = situation.launch
-    return tuple(b for b in table.backends if b.arch == launch.arch and launch.launcher in b.launchers)
+    found = [b for b in table.backends if b.arch == launch.arch and launch.launcher in b.launchers]
+    known = {row.family for row in found}
+    for family in situation.info.families:
+        if found and family.name not in known:
+            found.append(replace(_TRACED, name=family.name, arch=launch.arch, family=family.name))
+            found[-1] = replace(found[-1], launchers=(launch.launcher,), processor=found[0].processor)
+    return tuple(found)
+
+
+_TRACED = Backend("", "", (), "the image has its kernels", "the image's index")
 
 
 def fitting(table: Table, situation: Situation) -> tuple[Backend, ...]:
@@ -170,17 +182,13 @@ def why_not(table: Table, row: Backend, situation: Situation) -> str:
         return f"{has} no {', '.join(missing)}"
     if row.needs_any and not processor.flags.intersection(row.needs_any):
         return f"{has} none of {', '.join(row.needs_any)}"
-    if row.vlen > processor.vlen:
-        return f"{has} vectors of {processor.vlen} bits, not {row.vlen}"
-    if not row.family and not row.library:
-        wrong = kernels.chooses_wrongly(row.arch, processor, situation.info.blas)
-        if wrong:
-            return wrong
-    return _why_not_library(row, situation, processor) or _why_not_traced(row, situation, processor)
+    return _why_not_traced(row, situation, processor) or _why_not_library(row, situation, processor)
 
 
 def _why_not_library(row: Backend, situation: Situation, processor: Processor) -> str:
     blas = situation.info.blas
+    if not row.family and not row.library:
+        return kernels.chooses_wrongly(row.arch, processor, blas)
     if row.library and row.library not in blas and (blas or not row.family):
         return f"the payload has no {row.library} BLAS"
     return known_bad(row.library, blas.get(row.library, ""), row.family, processor.vlen)
@@ -333,11 +341,20 @@ def default_threads(host: Host) -> tuple[Setting, str]:
     usable = len(host.usable)
     if host.quota is not None and host.quota < usable:
         return Setting(max(1, int(host.quota))), f"the control group gives the time of {host.quota:g}"
-    if len(host.clusters) > 1:
-        big = len(set(host.clusters[0].cpus) & set(host.usable))
-        if 0 < big < usable:
-            return Setting(big), f"the fast ones of {usable}: threads wait for the slowest"
+    fast = len(_fast_cores(host) & set(host.usable))
+    if 0 < fast < usable:
+        return Setting(fast), f"the fast ones of {usable}: threads wait for the slowest"
     return Setting(), "each library starts one for each processor that may be used"
+
+
+def _fast_cores(host: Host) -> set[int]:
+    """Return the cores that are at least half as fast as the fastest, as far as the kernel tells."""
+    if not host.clusters:
+        return set()
+    if host.arch == "x86_64":  # it tells the kinds apart, the fast one first, and no capacities
+        return set(host.clusters[0].cpus)
+    most = max(cluster.capacity for cluster in host.clusters)
+    return {cpu for cluster in host.clusters if cluster.capacity * 2 >= most for cpu in cluster.cpus}
 
 
 def _thread_words(setting: Setting, host: Host) -> str:

@@ -21,17 +21,17 @@ _FOLDER = "backends"
 _NAME_HEX = 16  # digits of an identity and of a key in a file's name; the file holds both whole
 
 
-def decide(situation: Situation, wanted: Wanted, base: Path) -> Decision:
+def decide(situation: Situation, wanted: Wanted, base: Path, keep: bool = True) -> Decision:
     """Return the backend for a run: as found in the store at `base`, unless `wanted` says otherwise.
 
-    A decision that was not there is kept. Raises UsageError and HostError of `backends.choose`.
+    A decision that was not there is kept if `keep`. Raises UsageError and HostError of `backends.choose`.
     """
     key = key_of(situation)
     found = read(base, key)
     if found and wanted.nothing:
         return found
     made = backends.choose(backends.load_table(), situation, wanted, found)
-    if wanted.nothing:
+    if wanted.nothing and keep:
         with contextlib.suppress(OSError):  # an unwritable store: it takes some milliseconds each time
             write(base, key, made)
     return made

@@ -33,7 +33,7 @@ def explain(path: Path, host: Host, place: CachePlace, options: RunOptions | Non
         root = store.root_path(place.base, reader.identity, arch)
         try:
             situation = Situation(host, launch, info, bool(pack.path))
-            decision = decisions.decide(situation, planning.wanted(options), place.base)
+            decision = decisions.decide(situation, planning.wanted(options), place.base, keep=False)
             plan = planning.make_plan(host, str(root), info, options, pack, launch, decision)
             choices = [vars(choice) for choice in plan.choices]
             argv, refused = list(plan.argv), None

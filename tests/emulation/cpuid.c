@@ -15,7 +15,21 @@ static const char *const ecx1[32] = {
 };
 static const char *const edx8[32] = {[11] = "syscall", [20] = "nx", [22] = "mmxext", [25] = "fxsr_opt",
                                      [26] = "pdpe1gb", [27] = "rdtscp", [29] = "lm", [30] = "3dnowext", [31] = "3dnow"};
-static const char *const ecx8[32] = {[0] = "lahf_lm", [2] = "svm", [5] = "abm", [6] = "sse4a", [8] = "3dnowprefetch"};
+static const char *const ecx8[32] = {
+    [0] = "lahf_lm", [1] = "cmp_legacy", [2] = "svm", [4] = "cr8_legacy", [5] = "abm", [6] = "sse4a",
+    [7] = "misalignsse", [8] = "3dnowprefetch", [9] = "osvw", [11] = "xop", [16] = "fma4", [22] = "topoext",
+};
+static const char *const ebx7[32] = {
+    [0] = "fsgsbase", [1] = "tsc_adjust", [3] = "bmi1", [4] = "hle", [5] = "avx2", [7] = "smep", [8] = "bmi2",
+    [9] = "erms", [10] = "invpcid", [11] = "rtm", [14] = "mpx", [16] = "avx512f", [18] = "rdseed", [19] = "adx",
+    [20] = "smap", [22] = "pcommit", [23] = "clflushopt", [24] = "clwb", [29] = "sha_ni",
+};
+static const char *const ecx7[32] = {
+    [2] = "umip", [3] = "pku", [4] = "ospke", [8] = "gfni", [9] = "vaes", [10] = "vpclmulqdq", [16] = "la57", [22] = "rdpid",
+};
+static const char *const edx7[32] = {[4] = "fsrm"};
+static const char *const eaxd[32] = {[0] = "xsaveopt", [1] = "xsavec", [2] = "xgetbv1", [3] = "xsaves"};
+static const char *const ebx8[32] = {[0] = "clzero", [2] = "xsaveerptr", [9] = "wbnoinvd"};
 
 static void flags(const char *const names[], unsigned bits)
 {
@@ -32,9 +46,19 @@ int main(void)
         __cpuid(0x80000002 + i, name[4 * i], name[4 * i + 1], name[4 * i + 2], name[4 * i + 3]);
     __cpuid(1, a, b, c, d);
     printf("{\"vendor\": \"%s\", \"name\": \"%s\", \"family\": %u, \"model\": %u, \"stepping\": %u, \"flags\": [\"%s\"",
-           (char *)vendor, (char *)name, a >> 8 & 15, (a >> 4 & 15) | (a >> 12 & 0xf0), a & 15, d & 1 ? "fpu" : "");
+           (char *)vendor, (char *)name, (a >> 8 & 15) == 15 ? 15 + (a >> 20 & 255) : a >> 8 & 15,
+           (a >> 4 & 15) | (a >> 12 & 0xf0), a & 15, d & 1 ? "fpu" : "");
     flags(ecx1, c);
     flags(edx1, d & ~1u);
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+        flags(ebx7, b);
+        flags(ecx7, c);
+        flags(edx7, d);
+    }
+    if (__get_cpuid_count(13, 1, &a, &b, &c, &d))
+        flags(eaxd, a);
+    __cpuid(0x80000008, a, b, c, d);
+    flags(ebx8, b);
     __cpuid(0x80000001, a, b, c, d);
     flags(ecx8, c);
     flags(edx8, d);

@@ -17,7 +17,7 @@ import pytest
 
 import rvbundle_runtime
 from rvbundle_runtime.host import read_host
-from rvbundle_runtime.machine import NEHALEM
+from rvbundle_runtime.machine import Model, processors
 from rvbundle_runtime.processor import parse_cpuinfo
 from tests.conftest import REPOSITORY, TEST_CACHE, Result, run_cli
 from tests.emulation.conftest import HERE
@@ -159,7 +159,7 @@ def test_the_machine_is_coherent(emulated: Emulated, tmp_path: Path) -> None:
     assert result.err == ""
     facts = json.loads(result.out)
     assert (facts["machine"], facts["system"]) == ("x86_64", "Linux")
-    assert parse_cpuinfo(facts["cpuinfo"]) == NEHALEM.processor
+    assert parse_cpuinfo(facts["cpuinfo"]) == processors()["qemu", "nehalem"].processor
     assert facts["cpuinfo"].count("processor\t: ") == facts["cpu_count"] == len(read_host().cpus)
     assert facts["affinity"] == len(os.sched_getaffinity(0))
     assert facts["env"]["LANG"] == "C.UTF-8"
@@ -326,19 +326,20 @@ def _trace(folder: Path, emulated: Emulated, emulator: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in records.iterdir() if path.name != "preload.txt"}
 
 
-def test_what_is_emulated_is_what_is_described(qemu: Path, tmp_path: Path) -> None:
-    """The model in machine.py has the flags that QEMU's CPUID has."""
+_QEMU_X86 = [m for (emulator, _), m in processors().items() if emulator == "qemu" and m.vendor]
+
+
+@pytest.mark.parametrize("model", _QEMU_X86, ids=lambda model: model.option or "default")
+def test_what_is_emulated_is_what_is_described(qemu: Path, tmp_path: Path, model: Model) -> None:
+    """The processors in backends.toml have the flags that QEMU's CPUID has."""
     source = tmp_path / "cpuid.c"
     source.write_text((HERE / "cpuid.c").read_text())
     subprocess.run(["gcc", "-O1", "-o", tmp_path / "cpuid", source], check=True)
-    command = [qemu / "qemu-x86_64", "-cpu", NEHALEM.option, tmp_path / "cpuid"]
+    option = ("-cpu", model.option) if model.option else ()
+    command = [qemu / "qemu-x86_64", *option, tmp_path / "cpuid"]
     said = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    assert said["vendor"] == NEHALEM.vendor
-    assert (said["family"], said["model"], said["stepping"]) == (
-        NEHALEM.family,
-        NEHALEM.model,
-        NEHALEM.stepping,
-    )
-    assert said["name"] == NEHALEM.name
+    assert said["vendor"] == model.vendor
+    assert (said["family"], said["model"], said["stepping"]) == (model.family, model.model, model.stepping)
+    assert said["name"] == model.name
     synthetic = {"nopl", "cpuid"}  # the kernel's own words
-    assert set(said["flags"]) == set(NEHALEM.flags) - synthetic
+    assert set(said["flags"]) == set(model.flags) - synthetic

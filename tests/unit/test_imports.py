@@ -122,6 +122,7 @@ def test_only_these_start_processes_without_subprocess() -> None:
         "binfmt.py": {"os.fork"},
         "checkup.py": {"os.fork"},
         "host.py": {"os.fork"},
+        "measuring.py": {"os.fork"},
         "supervisor.py": {"os.fork", "os.execve"},
         "trials.py": {"os.fork"},
     }

@@ -72,7 +72,7 @@ def test_an_emulated_arm_is_held_back_as_well() -> None:
     ],
 )
 def test_natively_on_a_board_with_vectors(blas: Mapping[str, str], names: list[str]) -> None:
-    processor = Processor("", frozenset("imafdcv"), 256)
+    processor = Processor("", frozenset("imafdcv"), vlen=256)
     runs = kernel_runs(replace(RISCV, emulators=None, blas=blas), processor, ())
     assert [family.name for family in runs.families] == names
     assert {run.processor for run in runs.watched} == {""}

@@ -6,6 +6,7 @@ from rvbundle_runtime import launchers, machine
 from rvbundle_runtime.launchers import Start, qemu
 from rvbundle_runtime.launchers.start import itself
 
+from .models import BOX64 as MODEL
 from .models import NEHALEM, V256
 from .test_plan import HOST
 from .test_selection import BOX64, OLD, QEMU
@@ -100,7 +101,7 @@ def test_qemu_for_others_has_its_own_processor() -> None:
 
 
 def test_box64_brings_its_libraries() -> None:
-    start = launchers.box64.start(replace(HOST, emulators=(BOX64,)), "x86_64", "", machine.BOX64)
+    start = launchers.box64.start(replace(HOST, emulators=(BOX64,)), "x86_64", "", MODEL)
     name = f"{FOLDER}/box64"  # by which box64 starts children: a starter stands there
     assert start.words == (name,)
     assert start.program == (
@@ -117,7 +118,7 @@ def test_box64_brings_its_libraries() -> None:
 
 
 def test_box64_without_a_sandbox() -> None:
-    start = launchers.box64.start(replace(HOST, emulators=(BOX64,)), "x86_64", "/store/root", machine.BOX64)
+    start = launchers.box64.start(replace(HOST, emulators=(BOX64,)), "x86_64", "/store/root", MODEL)
     assert (start.words, start.files) == (("/usr/bin/box64",), ())
     assert start.env["BOX64_LD_LIBRARY_PATH"] == "/store/root/lib:/store/root/usr/lib"
 

@@ -185,10 +185,9 @@ def test_openblas_may_not_choose_wrong_kernels_either(traced: tuple[Family, ...]
     info = replace(RISCV, families=traced, blas={"openblas": "0.3.33"})
     made = plan(VECTORS, info, pack)
     value, reason = choice(made, "backend")
-    assert (value, reason) == ("zvl128b", f"of OpenBLAS; not zvl256b, which it would choose: {BAD}")
-    assert [c.what for c in made.choices if c.warn] == ["backend"]
+    assert value == "zvl128b"
+    assert reason.endswith(f"; not any: OpenBLAS would choose zvl256b, and {BAD}; not zvl256b: {BAD}")
     assert made.env["OPENBLAS_CORETYPE"] == "RISCV64_ZVL128B"
-    assert "OPENSSL_riscvcap" not in made.env
     fine = plan(VECTORS, replace(info, blas={"openblas": "0.3.29"}), pack)
     assert choice(fine, "backend")[0] == "any"
     assert "OPENBLAS_CORETYPE" not in fine.env
@@ -240,6 +239,7 @@ def test_environment_inside_is_an_allow_list() -> None:
         "HOME": "/home/agent",
         "USER": "agent",
         "LOGNAME": "agent",
+        "RVBUNDLE_RUNTIME": "/run/rvbundle/rvbundle_runtime.json",
         "SEED": "1",
     }
 

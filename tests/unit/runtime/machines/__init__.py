@@ -4,7 +4,9 @@
 the auxiliary vector, `hwprobe` of riscv_hwprobe (key to value, as hexadecimal text), `capacities` are the
 files cpu_capacity in order of the processors, `hybrid` x86's lists of cores by kind. `cpus` is how many
 there are, `usable` a list as the kernel writes it, of those that programs may run on (all if it is left out).
-What no dump tells of a machine is left out. `expected` is what must be made of all this.
+What no dump tells of a machine is left out. `expected` is what must be made of all this; in its `plan`, the
+backend of a payload that is `whole`, of one that is `held` to kernels traced on an Intel processor, with
+`bf16` asked for, with an OpenBLAS that is `wrong`, and the number of `threads` (0: the libraries choose).
 """
 
 import tomllib
