@@ -21,6 +21,7 @@ from rvbundle.pages import PageTrace, dump_runs, load_runs, parse_record
 from rvbundle.recipe import Recipe, Workload
 from rvbundle.stage_agent import StagedAgent
 from rvbundle_runtime import families as families_
+from rvbundle_runtime import measuring
 from rvbundle_runtime.emulators import signal_name
 from rvbundle_runtime.errors import HostError, SandboxError, TraceError
 from rvbundle_runtime.families import Family
@@ -30,6 +31,7 @@ from rvbundle_runtime.processor import Processor
 
 _FORMAT = 2
 _TRACER, _RECORDS, _EXERCISE = "/trace/tracer.so", "/trace/pages", "/trace/exercise.py"  # as in traceall.c
+_MEASURE = "/trace/measure.py"
 _TRACE_ALL, _PRELOAD = "/trace/traceall.so", "/etc/ld.so.preload"
 _PRELOAD_LIST = "preload.txt"  # among the records, whose names begin with %
 _NOT_BY_PAGE = "the workloads fail while their pages are watched; libraries stay whole"
@@ -134,7 +136,7 @@ def trace(recipe: Recipe, frozen: Frozen, agent: StagedAgent, processor: Process
             # Is it the agent, or that it can't be watched (it takes SIGSEGV for itself by a system call)?
             workloads, _ = _run_all(recipe, frozen, agent, (_Watch(),))
             return Trace(workloads, note=_NOT_BY_PAGE)
-        extra = _exercise(recipe, frozen, agent, modules, watches[0])
+        extra = _exercise(recipe, frozen, agent, modules, watches)
         pages, whole = _read_records(records)
         return Trace(workloads, extra, pages, whole, runs.families)
 
@@ -238,15 +240,25 @@ def _run_in_copy(
 
 
 def _exercise(
-    recipe: Recipe, frozen: Frozen, agent: StagedAgent, modules: frozenset[str], watch: _Watch
+    recipe: Recipe, frozen: Frozen, agent: StagedAgent, modules: frozenset[str], watches: tuple[_Watch, ...]
 ) -> tuple[str, ...]:
-    """Provoke errors and import what [keep] names; return the files that this opened."""
+    """Provoke errors, import what [keep] names, and do once per watch what `rvbundle tune` will do.
+
+    Returns the files that this opened.
+    """
     known = list(frozen.modules())
     kept = sorted({name for pattern in recipe.keep_modules for name in modules_matching(pattern, known)})
     traced = sorted({name.partition(".")[0] for name in modules})
-    words = ("/usr/bin/python3", _EXERCISE, json.dumps({"modules": kept, "traced": traced}))
-    with FileWatch(frozen.tree) as seen:
-        _in_tree(recipe, frozen, agent, words, time_limit(frozen, _EXERCISE_TIMEOUT), watch)
+    limit = time_limit(frozen, _EXERCISE_TIMEOUT)
+
+    def run(watch: _Watch) -> None:
+        first = watch == watches[0]
+        request = {"modules": kept, "traced": traced, "measure": _MEASURE, "errors": first}
+        words = ("/usr/bin/python3", _EXERCISE, json.dumps(request))
+        _in_tree(recipe, frozen, agent, words, limit, watch)
+
+    with FileWatch(frozen.tree) as seen, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(run, watches))
     return tuple(sorted(seen.opened))
 
 
@@ -322,6 +334,7 @@ def _in_tree(
             [str(native.library(frozen.arch, native.TRACE_ALL)), _TRACE_ALL, True],
             [str(watch.records), _RECORDS, False],
             [str(Path(__file__).parent / "inside" / "exercise.py"), _EXERCISE, True],
+            [measuring.SCRIPT, _MEASURE, True],
             [str(watch.records / _PRELOAD_LIST), _PRELOAD, True],
         ]
     request = {

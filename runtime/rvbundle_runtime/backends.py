@@ -48,9 +48,9 @@ class Backend:
     needs: tuple[str, ...] = ()
     needs_any: tuple[str, ...] = ()
     precision: str = FLOAT32
-    env: Mapping[str, str] = field(default_factory=dict)
-    emulator_env: Mapping[str, str] = field(default_factory=dict)
-    torch: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
+    emulator_env: Mapping[str, str] = field(default_factory=dict, hash=False)
+    torch: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class Decision:
     precision: str = FLOAT32
     threads: int = 0
     wait: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
-    emulator_env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
+    emulator_env: Mapping[str, str] = field(default_factory=dict, hash=False)
     library: str = ""
     model: Model | None = None
     measured: bool = False

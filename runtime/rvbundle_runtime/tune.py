@@ -27,7 +27,7 @@ from rvbundle_runtime.tuning import Candidate, Space, Trial, Tuned
 SECONDS, EMULATED_SECONDS = 60.0, 900.0  # how long the search may take: natively, emulated
 _FIRST_LIMIT, _EMULATED_FIRST_LIMIT = 600.0, 7200.0  # seconds until a first measurement counts as hanging
 _LIMIT_FACTOR, _LIMIT_MORE = 3.0, 10.0  # later ones: so many times the first one's time, and seconds
-_REPEATS, _EMULATED_REPEATS = 9, 3
+_REPEATS, _EMULATED_REPEATS = 50, 3
 _REPEAT_SECONDS, _EMULATED_REPEAT_SECONDS = 1.5, 60.0
 _KERNEL_SECONDS, _EMULATED_KERNEL_SECONDS = 0.6, 20.0
 MODULES = ("torch", "numpy")
@@ -48,7 +48,7 @@ class _Bench:
 
     def measure(self, candidate: Candidate) -> Trial:
         """Run the workload under a candidate."""
-        self.show(candidate.label())
+        self.show(f"measuring {candidate.label()}")
         measured, failed = self._run(candidate, gate=False)
         if failed or measured is None:
             return Trial(refused=failed)
@@ -67,7 +67,7 @@ class _Bench:
         wrong = [check for check in measured.gate if not check.passed]
         if wrong:
             error = "" if wrong[0].error is None else f", {wrong[0].error:.3g} times the bound"
-            return f"computes wrongly: {wrong[0].check}{error} ({len(wrong)} of {len(measured.gate)} checks)"
+            return f"computes wrongly: {wrong[0].name}{error} ({len(wrong)} of {len(measured.gate)} checks)"
         return ""
 
     def _run(self, candidate: Candidate, gate: bool) -> tuple[Measured | None, str]:
@@ -123,6 +123,7 @@ def request(
         "layers": layers,
         "convolutions": convolutions,
         "profile": profile,
+        "cold": situation.cold,
     }
 
 
@@ -279,7 +280,7 @@ class Bar:
     def show(self, text: str, share: float) -> None:
         """Draw it: what is under way, and the share of the time that is used up."""
         if not self.live:
-            print(f"rvbundle: measuring {text}", file=sys.stderr)
+            print(f"rvbundle: {text}", file=sys.stderr)
             return
         done = min(int(share * self.WIDTH), self.WIDTH)
         print(

@@ -1,6 +1,7 @@
 """Runs in a traced tree beside the workloads: uses what no good run uses, so that it is hot as well.
 
-Argument: JSON with "modules" (to import) and "traced" (top-level modules that the workloads imported).
+Argument: JSON with "modules" (to import), "traced" (top-level modules that the workloads imported), "measure"
+(the script that measures in a payload: what it uses) and "errors" (whether to meet them).
 What fails here fails as it would in an agent; nothing of it matters to the build.
 """
 
@@ -126,9 +127,22 @@ def _torch_goes_wrong():
             str(error)
 
 
+def _measure(script, traced):
+    """Call the kernels that `rvbundle tune` checks and times."""
+    sys.path.insert(0, os.path.dirname(script))
+    try:
+        import measure
+    finally:
+        del sys.path[0]
+    measure.touch([name for name in ("torch", "numpy") if name in traced])
+
+
 def main():
     """Do it all."""
     request = json.loads(sys.argv[1])
+    _quietly(lambda: _measure(request["measure"], request["traced"]))
+    if not request["errors"]:
+        return
     _go_wrong()
     _quietly(_import_from_a_folder)
     if "numpy" in request["traced"]:
