@@ -174,7 +174,7 @@ class Numpy:
         """Return an array full of one value."""
         return self.module.full(shape, value, dtype=dtype)
 
-    def ways(self, many: bool) -> dict[str, Callable[..., Any]]:
+    def ways(self, _many: bool) -> dict[str, Callable[..., Any]]:
         """Return the ways to multiply two matrices, by name."""
         return {"@": self.module.matmul, "@ into memory full of NaN": self._into}
 
@@ -424,7 +424,7 @@ def tanh_of(a: Estimated) -> Estimated:
 
 
 def back_through_tanh(gradient: Estimated, h: Estimated) -> Estimated:
-    """Return g (1 − h²) for each element; |h| ≤ 1, so 1 − h² is off by at most 2 e + e² and four roundings."""
+    """Return g (1 − h²) for each element; |h| ≤ 1: 1 − h² is off by 2 e + e² and four roundings at most."""
     rows, errors = [], []
     for gs, ges, hs, hes in zip(gradient.rows, gradient.errors, h.rows, h.errors):
         slope = [1 - x * x for x in hs]
@@ -517,5 +517,7 @@ def gate(modules: Sequence[str], precision: str = "float32") -> list[dict[str, A
                 text = f"{kind.name} {dtype}: {name}"
                 results.append(settle(text, cases(library, dtype, material, reduced)))
         if kind is Torch:
-            results.append(settle("torch float32: two layers, backward", _mlp(library, "float32", (), reduced)))
+            results.append(
+                settle("torch float32: two layers, backward", _mlp(library, "float32", (), reduced))
+            )
     return results

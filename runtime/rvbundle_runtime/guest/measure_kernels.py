@@ -105,9 +105,6 @@ def kernels(
     return found
 
 
-_Calls = "list[tuple[str, Callable[[], Callable[[], Any]]]]"
-
-
 def _products(layers: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
     """Return m, k, n of the products, each once: batch, in, out of the layers with more than one row."""
     own = [(int(batch), int(width), int(out)) for width, out, batch in layers if batch > 1]
@@ -115,10 +112,14 @@ def _products(layers: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
 
 
 def _vectors(layers: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    return list(dict.fromkeys([GEMV, *((int(out), int(width)) for width, out, batch in layers if batch == 1)]))
+    return list(
+        dict.fromkeys([GEMV, *((int(out), int(width)) for width, out, batch in layers if batch == 1)])
+    )
 
 
-def _torch(layers: Sequence[Sequence[int]], convolutions: Sequence[Sequence[int]]) -> _Calls:
+def _torch(
+    layers: Sequence[Sequence[int]], convolutions: Sequence[Sequence[int]]
+) -> list[tuple[str, Callable[[], Callable[[], Any]]]]:
     import torch
 
     generator = torch.Generator().manual_seed(1)  # the agent's own stays as it is
@@ -180,7 +181,7 @@ def convolution_name(sizes: Sequence[int]) -> str:
     return f"conv2d {batch}x{channels}x{h}x{w}, {filters} of {kh}x{kw}, stride {sh}x{sw}"
 
 
-def _numpy(layers: Sequence[Sequence[int]]) -> _Calls:
+def _numpy(layers: Sequence[Sequence[int]]) -> list[tuple[str, Callable[[], Callable[[], Any]]]]:
     import numpy
 
     generator = random.Random(1)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import sys
 import time
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable
 
 TOP = 30
+_NAME_MAX = 200
 _CORE = re.compile(r"Core: (\w+)")  # OPENBLAS_VERBOSE=2, once for each OpenBLAS that is loaded
 _MKL_CALL = re.compile(r"MKL_VERBOSE ([A-Za-z_0-9]+)\((.*)\) ([0-9.]+)(ns|us|ms|s)\b")
 _MKL_HEAD = re.compile(r"MKL_VERBOSE (.*MKL.*)")
@@ -22,7 +23,8 @@ _USDT = re.compile(r"USDT:.*profiler_(?:start|stop)$")  # torch's profiler on st
 
 def split(text: str) -> tuple[str, list[str]]:
     """Return a program's own output, and the lines in it that are the libraries'."""
-    own, theirs = [], []
+    own: list[str] = []
+    theirs: list[str] = []
     for line in text.splitlines(keepends=True):
         bare = line.rstrip("\r\n")
         (theirs if is_library_line(bare) else own).append(line)
@@ -32,10 +34,7 @@ def split(text: str) -> tuple[str, list[str]]:
 def is_library_line(line: str) -> bool:
     """Tell whether a numeric library has printed this line."""
     return bool(
-        line.startswith("MKL_VERBOSE ")
-        or _ONEDNN.match(line)
-        or _CORE.fullmatch(line)
-        or _USDT.match(line)
+        line.startswith("MKL_VERBOSE ") or _ONEDNN.match(line) or _CORE.fullmatch(line) or _USDT.match(line)
     )
 
 
@@ -65,8 +64,8 @@ def kernel_calls(lines: Iterable[str]) -> list[dict[str, Any]]:
             total = sums.setdefault((library, name), [0, 0.0])
             total[0] += 1
             total[1] += seconds
-    found_all = [
-        {"library": library, "name": name, "calls": int(calls), "seconds": seconds}
+    found_all: list[dict[str, Any]] = [
+        {"library": library, "name": name[:_NAME_MAX], "calls": int(calls), "seconds": seconds}
         for (library, name), (calls, seconds) in sums.items()
     ]
     return sorted(found_all, key=lambda kernel: -kernel["seconds"])[:TOP]
@@ -144,8 +143,8 @@ def self_times(events: Iterable[tuple[int, int, int, str]]) -> dict[str, list[fl
 
 def summary(sums: dict[str, list[float]], total: float) -> dict[str, Any]:
     """Return a profile from what `self_times` gives: the top operators, and what is left for Python."""
-    operators = [
-        {"name": name, "calls": int(calls), "self": max(own, 0.0), "total": full}
+    operators: list[dict[str, Any]] = [
+        {"name": name[-_NAME_MAX:], "calls": int(calls), "self": max(own, 0.0), "total": full}
         for name, (calls, own, full) in sums.items()
     ]
     operators.sort(key=lambda operator: -operator["self"])
@@ -154,10 +153,12 @@ def summary(sums: dict[str, list[float]], total: float) -> dict[str, Any]:
 
 
 def profiled(run: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """Return what `run` returns and its profile: by torch's operators if torch is loaded, else by function."""
+    """Return what `run` returns and its profile: by torch's operators if there is torch, else by function."""
     if "torch" in sys.modules:
-        return _by_operator(run)
-    return _by_function(run)
+        value, made = _by_operator(run)
+        return value, {"kind": "operators", **made}
+    value, made = _by_function(run)
+    return value, {"kind": "functions", **made}
 
 
 def _by_operator(run: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
@@ -203,8 +204,3 @@ def _by_function(run: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
             known[at] += more
     made = summary(sums, total)
     return value, {**made, "python": min(inside, total)}
-
-
-def cut(kernels: Sequence[dict[str, Any]], length: int = 200) -> list[dict[str, Any]]:
-    """Return the kernels with names of at most `length` characters."""
-    return [{**kernel, "name": kernel["name"][:length]} for kernel in kernels]
