@@ -1,17 +1,20 @@
-"""Where the time of a workload goes: what guest/measure.py found, checked, and as a table of text. Pure."""
+"""A profile of an agent's run, from the result of guest/measure.py: checked, and as a table of text. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from rvbundle_runtime.measured import checked, number, rows, text, texts
+from rvbundle_runtime.measured import items, line, malformed, number, record, texts, whole
 
-_SHOWN = 15  # lines of each table
+_NAME_WIDTH = 70  # in the tables; what is longer is cut in the middle
+_KINDS = {"operators": "operator", "functions": "function"}
 
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator of torch, or a function of Python: seconds of its own, and with what it calls."""
+    """An operator of torch, or a function of Python if the agent does not use torch.
+
+    `own`: seconds in it; `total`: with what it called.
+    """
 
     name: str
     calls: int
@@ -21,7 +24,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of a library, with the sizes that it was called for; seconds of all its calls."""
+    """A kernel of a numeric library, with its shape: calls and seconds in all of them."""
 
     library: str
     name: str
@@ -31,68 +34,100 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Profile:
-    """A profile of one run. `python` are the seconds outside of operators; `note` says why there is none."""
+    """Where the seconds of a run went.
 
+    `kind`: what `operators` are, "operators" or "functions". `python`: seconds in Python's own code.
+    `kernels`: as far as the libraries tell of them; their time is part of an operator's. `families`: pairs
+    of a library and the instruction family that it used.
+    """
+
+    kind: str
     total: float
     python: float
     operators: tuple[Operator, ...]
     kernels: tuple[Kernel, ...]
-    libraries: Mapping[str, str]
-    families: Mapping[str, str]
-    note: str = ""
+    families: tuple[tuple[str, str], ...]
 
 
-def from_result(value: Mapping[str, Any]) -> Profile:
-    """Read the profile of a result; raises SandboxError for what can't be one."""
-    return checked(lambda: _read(value["profile"]))
-
-
-def _read(value: Mapping[str, Any]) -> Profile:
+def from_result(value: object) -> Profile:
+    """Return the profile in a measurement's result; raises ToolError if there is none or it is malformed."""
+    result = record(value, "the result")
+    if result.get("profile") is None:
+        raise malformed("it has no profile")
+    profile = record(result["profile"], "profile")
+    kind = profile.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise malformed("profile.kind is unknown")
     return Profile(
-        total=number(value.get("total", 0.0)),
-        python=number(value.get("python", 0.0)),
-        operators=tuple(
-            Operator(text(row["name"]), int(number(row["calls"])), number(row["self"]), number(row["total"]))
-            for row in rows(value.get("operators", []))
-        ),
-        kernels=tuple(
-            Kernel(text(row["library"]), text(row["name"]), int(number(row["calls"])), number(row["seconds"]))
-            for row in rows(value.get("kernels", []))
-        ),
-        libraries=texts(value.get("libraries", {})),
-        families=texts(value.get("families", {})),
-        note=text(value.get("note", "")),
+        kind,
+        number(profile.get("total"), "profile.total"),
+        number(profile.get("python"), "profile.python"),
+        tuple(items(profile.get("operators"), "profile.operators", _operator)),
+        tuple(items(profile.get("kernels"), "profile.kernels", _kernel)),
+        texts(result.get("libraries"), "libraries"),
+    )
+
+
+def _operator(value: object, where: str) -> Operator:
+    operator = record(value, where)
+    return Operator(
+        line(operator.get("name"), f"{where}.name"),
+        whole(operator.get("calls"), f"{where}.calls"),
+        number(operator.get("self"), f"{where}.self"),
+        number(operator.get("total"), f"{where}.total"),
+    )
+
+
+def _kernel(value: object, where: str) -> Kernel:
+    kernel = record(value, where)
+    return Kernel(
+        line(kernel.get("library"), f"{where}.library"),
+        line(kernel.get("name"), f"{where}.name"),
+        whole(kernel.get("calls"), f"{where}.calls"),
+        number(kernel.get("seconds"), f"{where}.seconds"),
     )
 
 
 def profile_lines(profile: Profile) -> list[str]:
-    """Return the tables: by operator, by kernel, and which instructions the libraries picked kernels for."""
-    if profile.note:
-        return [f"the workload can't be profiled: {profile.note}"]
-    lines = [f"one run of the workload, imports done: {profile.total:.3f} s", ""]
-    total = profile.total
-    lines += _table("by operator", [(o.name, o.calls, o.own) for o in profile.operators], total)
-    if profile.operators and profile.python < total:
-        lines.append(_line(profile.python, total, "", "Python and the rest"))
-    lines.append("")
-    kernels = [(f"{k.library} {k.name}", k.calls, k.seconds) for k in profile.kernels]
-    if kernels:
-        lines += _table("by kernel", kernels, total)
+    """Return the profile as lines of text: what it is made of, by operator, by kernel, and the families."""
+    word = _KINDS[profile.kind]
+    share = _share(profile.python, profile.total)
+    lines = [
+        f"one run, profiled: {profile.total:.3f} s, {share} of them in Python's own code",
+        "",
+        f"{'share':>6}  {'own s':>9}  {'total s':>9}  {'calls':>9}  {word}",
+    ]
+    lines += [
+        f"{_share(o.own, profile.total):>6}  {o.own:9.4f}  {o.total:9.4f}  {o.calls:9}  {_short(o.name)}"
+        for o in profile.operators
+    ]
+    if profile.kernels:
+        lines += ["", f"{'share':>6}  {'seconds':>9}  {'calls':>9}  kernel"]
+        lines += [
+            f"{_share(k.seconds, profile.total):>6}  {k.seconds:9.4f}  {k.calls:9}  {_short(_kernel_text(k))}"
+            for k in profile.kernels
+        ]
     else:
-        lines.append("by kernel: oneDNN and MKL were not called, or do not tell")
-    lines += ["", "kernels were picked for:"]
-    lines += [f"  {name:<9} {what}" for name, what in {**profile.families, **profile.libraries}.items()]
-    return lines
+        lines += ["", "no kernel of a numeric library has told of itself"]
+    return [*lines, "", _families_line(profile.families)]
 
 
-def _table(title: str, found: list[tuple[str, int, float]], total: float) -> list[str]:
-    lines = [f"{title}:"]
-    lines += [_line(seconds, total, f"{calls}x", name) for name, calls, seconds in found[:_SHOWN]]
-    if len(found) > _SHOWN:
-        rest = sum(seconds for _, _, seconds in found[_SHOWN:])
-        lines.append(_line(rest, total, "", f"{len(found) - _SHOWN} others"))
-    return lines
+def _kernel_text(kernel: Kernel) -> str:
+    return f"{kernel.library} {kernel.name}"
 
 
-def _line(seconds: float, total: float, calls: str, name: str) -> str:
-    return f"  {100 * seconds / total if total else 0:5.1f} %  {seconds:9.4f} s  {calls:>8}  {name}"
+def _families_line(families: Sequence[tuple[str, str]]) -> str:
+    if not families:
+        return "instruction families: not known"
+    return "instruction families: " + "; ".join(f"{library}: {family}" for library, family in families)
+
+
+def _share(part: float, total: float) -> str:
+    return f"{100 * part / total:.1f} %" if total else "–"
+
+
+def _short(name: str) -> str:
+    if len(name) <= _NAME_WIDTH:
+        return name
+    half = (_NAME_WIDTH - 1) // 2
+    return f"{name[: _NAME_WIDTH - 1 - half]}…{name[-half:]}"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rvbundle_runtime.measured import SCRIPTS
+
 ROOT = Path(__file__).parents[2]
 RUNTIME = ROOT / "runtime/rvbundle_runtime"
 BUNDLER = ROOT / "bundler/rvbundle"
@@ -19,6 +21,8 @@ BUILD_SIDE = sorted(p for p in BUNDLER.rglob("*.py") if p not in INSIDE and p no
 BY_NAME = {BUNDLER / "inside/exercise.py", BUNDLER / "inside/inventory.py"}
 # Private modules that importlib is made of: not in sys.stdlib_module_names of every version.
 FROZEN = {"_frozen_importlib", "_frozen_importlib_external"}
+# Started as a program with the others beside it; what it measures may use torch and numpy.
+MEASURING = {name.removesuffix(".py") for name in SCRIPTS}
 
 
 @functools.cache
@@ -63,8 +67,22 @@ def test_only_the_decoders_module_imports_a_decoder() -> None:
 
 @pytest.mark.parametrize("path", GUEST, ids=name)
 def test_guest_needs_nothing_and_runs_on_python_3_9(path: Path) -> None:
-    assert imports(path) - set(sys.stdlib_module_names) - FROZEN == set()
+    theirs = {"torch", "numpy", *MEASURING} if path.stem in MEASURING else set()
+    assert imports(path) - set(sys.stdlib_module_names) - FROZEN - theirs == set()
     ast.parse(path.read_bytes(), str(path), feature_version=(3, 9))
+
+
+@pytest.mark.parametrize("path", [RUNTIME / "guest" / name for name in SCRIPTS], ids=name)
+def test_measurements_import_torch_and_numpy_only_where_they_are_asked_for(path: Path) -> None:
+    tree = ast.parse(path.read_bytes())
+    top = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+    top |= {str(node.module) for node in tree.body if isinstance(node, ast.ImportFrom)}
+    assert top
+    assert not {name.partition(".")[0] for name in top} & {"torch", "numpy"}
+
+
+def test_all_of_a_measurements_files_are_named() -> None:
+    assert {f"{name}.py" for name in MEASURING} == {path.name for path in GUEST if path.name[:1] != "_"}
 
 
 @pytest.mark.parametrize("path", INSIDE, ids=name)
