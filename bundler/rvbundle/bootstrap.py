@@ -36,6 +36,7 @@ from rvbundle_runtime import nativefiles
 from rvbundle_runtime.bootstraps import BLOCK, MANIFEST
 from rvbundle_runtime.errors import EnvironmentSetupError
 from rvbundle_runtime.launchers import box64
+from rvbundle_runtime.measured import SCRIPTS
 
 SUITE = "trixie"
 QEMU, BOX64 = "qemu", "box64"
@@ -281,7 +282,7 @@ def _sources() -> dict[str, Path]:
 
 def _data() -> dict[str, Path]:
     """Return our files that are read as they are: the table of backends, and what measures in a payload."""
-    return {name: _RUNTIME / name for name in ("backends.toml", "guest/measure.py")}
+    return {name: _RUNTIME / name for name in ("backends.toml", *(f"guest/{name}" for name in SCRIPTS))}
 
 
 def needed_libraries(binaries: Sequence[Path], libraries: Path) -> list[Path]:

@@ -27,11 +27,12 @@ from rvbundle_runtime.errors import HostError, SandboxError, TraceError
 from rvbundle_runtime.families import Family
 from rvbundle_runtime.golden import compare
 from rvbundle_runtime.host import EMULATORS_VARIABLE, read_processor
+from rvbundle_runtime.measured import SCRIPTS
 from rvbundle_runtime.processor import Processor
 
 _FORMAT = 2
 _TRACER, _RECORDS, _EXERCISE = "/trace/tracer.so", "/trace/pages", "/trace/exercise.py"  # as in traceall.c
-_MEASURE = "/trace/measure.py"
+_MEASURE = "/trace/measure"  # a folder
 _TRACE_ALL, _PRELOAD = "/trace/traceall.so", "/etc/ld.so.preload"
 _PRELOAD_LIST = "preload.txt"  # among the records, whose names begin with %
 _NOT_BY_PAGE = "the workloads fail while their pages are watched; libraries stay whole"
@@ -334,7 +335,7 @@ def _in_tree(
             [str(native.library(frozen.arch, native.TRACE_ALL)), _TRACE_ALL, True],
             [str(watch.records), _RECORDS, False],
             [str(Path(__file__).parent / "inside" / "exercise.py"), _EXERCISE, True],
-            [measuring.SCRIPT, _MEASURE, True],
+            *([f"{measuring.GUEST}/{name}", f"{_MEASURE}/{name}", True] for name in SCRIPTS),
             [str(watch.records / _PRELOAD_LIST), _PRELOAD, True],
         ]
     request = {

@@ -19,10 +19,11 @@ from rvbundle_runtime.choice import NONE
 from rvbundle_runtime.emulators import signal_name
 from rvbundle_runtime.errors import RvbundleError, StoreError
 from rvbundle_runtime.launch import Prepared
+from rvbundle_runtime.measured import RESULT_MAX, SCRIPTS
 from rvbundle_runtime.options import RunOptions
 from rvbundle_runtime.report import print_error
 
-SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guest", "measure.py")
+GUEST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guest")  # where SCRIPTS lie
 _SHOWN = "/run/rvbundle/measure"  # where the sandbox shows script, request and result
 _POLL = 0.01  # seconds
 _TAIL = 2000  # characters of what a failing run has printed
@@ -65,7 +66,8 @@ class Laboratory:
         shutil.rmtree(self.folder, ignore_errors=True)
         (self.folder / "work").mkdir(parents=True)
         (self.folder / "measure").mkdir()
-        shutil.copyfile(SCRIPT, self.folder / "measure" / "measure.py")
+        for name in SCRIPTS:
+            shutil.copyfile(os.path.join(GUEST, name), self.folder / "measure" / name)
         (self.folder / "measure" / "request.json").write_text(json.dumps(request))
         started = time.monotonic()
         failed = _in_child(lambda: self._carry_out(decision, env), self.folder / "output", limit)
@@ -181,7 +183,8 @@ def _tail(output: Path) -> str:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            value = json.loads(file.read(RESULT_MAX))
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None

@@ -4,7 +4,6 @@
 """
 
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -64,10 +63,10 @@ class _Bench:
         measured, failed = self._run(candidate, gate=True)
         if failed or measured is None:
             return failed
-        wrong = [check for check in measured.gate if not check.passed]
+        wrong = measured.wrong
         if wrong:
             error = "" if wrong[0].error is None else f", {wrong[0].error:.3g} times the bound"
-            return f"computes wrongly: {wrong[0].name}{error} ({len(wrong)} of {len(measured.gate)} checks)"
+            return f"computes wrongly: {wrong[0].check}{error} ({len(wrong)} of {len(measured.gate)} checks)"
         return ""
 
     def _run(self, candidate: Candidate, gate: bool) -> tuple[Measured | None, str]:
@@ -129,9 +128,9 @@ def request(
 
 def _seconds(measured: Measured) -> float:
     """Return what a candidate is judged by: the agent's workload once imports are done, else its layers."""
-    if measured.workload and measured.workload.again:
-        return statistics.median(measured.workload.again)
-    return sum(kernel.seconds for kernel in measured.kernels)
+    if measured.workload and measured.workload.seconds is not None:
+        return measured.workload.seconds
+    return sum(kernel.seconds or 0.0 for kernel in measured.kernels)
 
 
 def tune(
@@ -265,7 +264,7 @@ def _kernels(measured: Measured | None) -> list[str]:
     found = []
     for head in _KERNEL_HEADS:
         times = [k.seconds for k in measured.kernels if head in k.name] if measured else []
-        found.append(tuning.ms(times[0]) if times else "-")
+        found.append("-" if not times or times[0] is None else tuning.ms(times[0]))
     return found
 
 

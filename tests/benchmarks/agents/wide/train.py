@@ -25,7 +25,7 @@ observations = torch.randn(args.batch, 8)
 actions = torch.randint(0, 4, (args.batch,))
 advantages = torch.randn(args.batch)
 seconds = []
-for update in range(args.updates):
+for _ in range(args.updates):
     started = time.perf_counter()
     chosen = torch.log_softmax(policy(observations), dim=1).gather(1, actions.unsqueeze(1)).squeeze(1)
     loss = -(chosen * advantages).mean()
