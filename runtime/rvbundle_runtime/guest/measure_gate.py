@@ -302,24 +302,47 @@ def spoiled_rows(values: Sequence[float], product: Product, row: int, nan: bool,
     return worst(rest[0], rest[1], rest[2], bound)
 
 
+def by_columns(values: Sequence[float], columns: int) -> list[float]:
+    """Return the elements of a matrix column by column, given row by row."""
+    return [x for at in range(columns) for x in values[at::columns]]
+
+
 def _spoiled(library: Any, dtype: str, products: Sequence[Product], precision: str) -> Cases:
-    """One NaN or infinity in a row of A: that row of A B is spoiled, and no other; A x likewise."""
+    """One NaN or infinity in a row of A: that row of A B is spoiled, and no other; A x likewise.
+
+    In a column of B: that column is, and no other. A kernel has rows and columns in registers of their own.
+    """
     for product in products:
         bound = growth(product.terms, dtype, precision)
-        rows, inner = len(product.a), len(product.b)
+        rows, inner, columns = len(product.a), len(product.b), product.columns
         single = Product(product.a, [[row[0]] for row in product.b])
-        b, x = plain(library, product.b, dtype), plain(library, product.b, dtype)[:, 0]
-        for at, value in ((0, math.nan), (rows // 2, math.inf), (rows - 1, math.nan), (rows - 1, -math.inf)):
-            changed = [list(row) for row in product.a]
-            changed[at][(7 * at) % inner] = value
+        other = copy(product)
+        other.columns = rows
+        other.exact, other.size = by_columns(product.exact, columns), by_columns(product.size, columns)
+        a, b = plain(library, product.a, dtype), plain(library, product.b, dtype)
+        for value, share in ((math.nan, 0.0), (math.inf, 0.5), (math.nan, 1.0), (-math.inf, 1.0)):
+            at, nan = int(share * (rows - 1)), math.isnan(value)
             for layout, make in (("", plain), (", A transposed", turned)):
-                a = make(library, changed, dtype)
-                text = f"{value} in row {at} of {product.name}{layout}"
+                spoiled = make(library, _with(product.a, at, (7 * at) % inner, value), dtype)
+                text = f"{value} in row {at} of A, {product.name}{layout}"
                 for way, multiply in library.ways(True).items():
-                    found = spoiled_rows(flat(multiply(a, b)), product, at, math.isnan(value), bound)
-                    yield f"{way}, {text}", found
-                found = spoiled_rows(flat(library.times(a, x)), single, at, math.isnan(value), bound)
-                yield f"times vector, {text}", found
+                    yield f"{way}, {text}", spoiled_rows(flat(multiply(spoiled, b)), product, at, nan, bound)
+                found = flat(library.times(spoiled, b[:, 0]))
+                yield f"times vector, {text}", spoiled_rows(found, single, at, nan, bound)
+            at = int(share * (columns - 1))
+            for layout, make in (("", plain), (", B transposed", turned)):
+                spoiled = make(library, _with(product.b, (7 * at) % inner, at, value), dtype)
+                text = f"{value} in column {at} of B, {product.name}{layout}"
+                for way, multiply in library.ways(True).items():
+                    values = by_columns(flat(multiply(a, spoiled)), columns)
+                    yield f"{way}, {text}", spoiled_rows(values, other, at, nan, bound)
+
+
+def _with(rows: Matrix, row: int, column: int, value: float) -> list[list[float]]:
+    """Return a copy with one element replaced."""
+    changed = [list(r) for r in rows]
+    changed[row][column] = value
+    return changed
 
 
 def _linear(library: Any, dtype: str, products: Sequence[Product], precision: str) -> Cases:
@@ -354,18 +377,19 @@ def patches(image: Sequence[Matrix], kernel: int, stride: int, padding: int) -> 
 
 def _conv2d(library: Any, dtype: str, _products: Sequence[Product], precision: str) -> Cases:
     torch = library.module
-    for channels, filters, side, kernel, stride, padding, allowance in (
-        (3, 5, 12, 4, 2, 0, 1.0),
-        (4, 16, 20, 8, 4, 0, 1.0),
-        (2, 3, 7, 3, 1, 1, _WINOGRAD),
+    for batch, channels, filters, side, kernel, stride, padding, allowance in (
+        (2, 3, 5, 12, 4, 2, 0, 1.0),
+        (2, 4, 16, 20, 8, 4, 0, 1.0),
+        (2, 2, 3, 7, 3, 1, 1, _WINOGRAD),
+        (1, 2, 3, 7, 3, 1, 1, _WINOGRAD),  # too small for oneDNN: torch's own, by way of a matrix product
     ):
-        images = [[matrix(side, side, 100 + 10 * n + c) for c in range(channels)] for n in range(2)]
+        images = [[matrix(side, side, 100 + 10 * n + c) for c in range(channels)] for n in range(batch)]
         weights = matrix(filters, channels * kernel * kernel, 5)
         bias = matrix(1, filters, 6)[0]
         seen = [patch for image in images for patch in patches(image, kernel, stride, padding)]
         right = Product(seen, transposed(weights)).plus(bias)
         x = library.vector([v for image in images for c in image for row in c for v in row], dtype)
-        x = x.reshape(2, channels, side, side)
+        x = x.reshape(batch, channels, side, side)
         w = library.vector([v for row in weights for v in row], dtype)
         w = w.reshape(filters, channels, kernel, kernel)
         for layout in ("contiguous_format", "channels_last"):
@@ -378,7 +402,7 @@ def _conv2d(library: Any, dtype: str, _products: Sequence[Product], precision: s
                 values = flat(made.permute(0, 2, 3, 1))
                 bound = allowance * growth(right.terms, dtype, precision)
                 error = worst(values, right.exact, right.size, bound)
-                yield f"{channels}x{side}x{side}, {filters} of {kernel}x{kernel}, {layout}", error
+                yield f"{batch}x{channels}x{side}x{side}, {filters} of {kernel}x{kernel}, {layout}", error
 
 
 class Estimated:
@@ -497,7 +521,7 @@ def gate(modules: Sequence[str], precision: str = "float32") -> list[dict[str, A
         ("matrix times vector", _gemv, vectors),
         ("matrix times itself", _syrk, symmetric),
         ("Cholesky", _cholesky, positive),
-        ("NaN and infinity stay in their row", _spoiled, spoiled),
+        ("NaN and infinity stay in their row or column", _spoiled, spoiled),
     ]
     only_torch: list[tuple[str, Callable[..., Cases], Sequence[Any]]] = [
         ("addmm", _linear, products),

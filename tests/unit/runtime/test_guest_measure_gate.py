@@ -112,6 +112,11 @@ def test_spoiled_rows(product: g.Product) -> None:
     assert g.spoiled_rows([], product, 2, False, bound) == math.inf
 
 
+def test_by_columns() -> None:
+    assert g.by_columns([1, 2, 3, 4, 5, 6], 3) == [1, 4, 2, 5, 3, 6]
+    assert g.by_columns([], 3) == []
+
+
 def test_settle() -> None:
     assert g.settle("x", iter([("a", 0.5), ("b", 0.75), ("c", 0.1)])) == {
         "check": "x, worst at b",
