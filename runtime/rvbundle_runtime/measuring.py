@@ -17,9 +17,9 @@ from rvbundle_runtime import plan as planning
 from rvbundle_runtime.backends import Decision
 from rvbundle_runtime.choice import NONE
 from rvbundle_runtime.emulators import signal_name
-from rvbundle_runtime.errors import RvbundleError, StoreError
+from rvbundle_runtime.errors import RvbundleError, StoreError, ToolError
 from rvbundle_runtime.launch import Prepared
-from rvbundle_runtime.measured import RESULT_MAX, SCRIPTS
+from rvbundle_runtime.measured import RESULT_MAX, SCRIPTS, from_json
 from rvbundle_runtime.options import RunOptions
 from rvbundle_runtime.report import print_error
 
@@ -184,7 +184,7 @@ def _tail(output: Path) -> str:
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         with path.open("rb") as file:
-            value = json.loads(file.read(RESULT_MAX))
-    except (OSError, ValueError):
+            value = from_json(file.read(RESULT_MAX + 1))
+    except (OSError, ToolError):
         return None
     return value if isinstance(value, dict) else None

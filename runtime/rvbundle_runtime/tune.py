@@ -14,7 +14,7 @@ from typing import Any
 from rvbundle_runtime import backends, decisions, golden, launch, plan, tuning
 from rvbundle_runtime.backends import Decision, Setting, Situation, Table, Wanted
 from rvbundle_runtime.choice import Choice
-from rvbundle_runtime.errors import HostError, StoreError
+from rvbundle_runtime.errors import HostError, StoreError, ToolError
 from rvbundle_runtime.golden import Workload
 from rvbundle_runtime.host import CachePlace, Host
 from rvbundle_runtime.image import Reader
@@ -79,7 +79,10 @@ class _Bench:
             self.first = answer.seconds
         if answer.failed or answer.value is None:
             return None, answer.failed
-        measured = from_result(answer.value)
+        try:
+            measured = from_result(answer.value)
+        except ToolError as error:  # the agent's process has written nonsense: that is no candidate to take
+            return None, error.message
         if not gate and not self.layers:  # the same sizes for all candidates
             self.layers = {name: answer.value.get(name) for name in ("layers", "convolutions")}
         return measured, ""

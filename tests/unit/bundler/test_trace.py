@@ -16,7 +16,7 @@ from rvbundle.pages import PageTrace
 from rvbundle.process import Finished
 from rvbundle.recipe import Workload
 from rvbundle.stage_agent import StagedAgent
-from rvbundle.trace import Trace, WorkloadTrace, compare
+from rvbundle.trace import Trace, WorkloadTrace
 from rvbundle_runtime.errors import TraceError
 from rvbundle_runtime.families import Family
 from rvbundle_runtime.processor import Processor
@@ -107,83 +107,6 @@ def test_bad_records(key: str, item: object) -> None:
     del value[key]
     with pytest.raises(ValueError):
         trace.loads(json.dumps(value))
-
-
-@pytest.mark.parametrize(
-    ("expected", "found", "tolerance"),
-    [
-        ("a\n", "a\n", None),
-        ("", "", None),
-        ("loss 0.5000", "loss 0.5001", 1e-3),
-        ("loss 100", "loss 101", 0.01),
-        ("x=-0.5", "x=-0.5000001", 1e-4),
-        ("1e-3 and .5", "0.001 and 0.50", 1e-9),
-        ("nan", "nan", 1e-9),
-        ("loss nan x", "loss nan x", None),
-        ("inf -inf", "inf -inf", 1e-9),
-        ("3-5", "3-5", 1e-9),
-        ("step 10: 1.0", "step 10: 1.0", 1e-9),
-        ("v1.2.3 ok", "v1.2.3 ok", 1e-9),
-        ("(1.0, 2.0)", "(1.0001, 1.9999)", 1e-3),
-    ],
-)
-def test_same_output(expected: str, found: str, tolerance: float | None) -> None:
-    assert compare(expected, found, tolerance) == ""
-
-
-@pytest.mark.parametrize(
-    ("expected", "found", "tolerance", "shown"),
-    [
-        ("a\nb\n", "a\nc\n", None, "    --- when traced\n    +++ now\n    @@ -2 +2 @@\n    -b\n    +c"),
-        ("a\n", "", None, "    --- when traced\n    +++ now\n    @@ -1 +0,0 @@\n    -a"),
-        ("0.5", "0.5001", None, "    --- when traced\n    +++ now\n    @@ -1 +1 @@\n    -0.5\n    +0.5001"),
-        ("0.5", "0.5001", 1e-5, "    --- when traced\n    +++ now\n    @@ -1 +1 @@\n    -0.5\n    +0.5001"),
-        ("0.5", "-0.5", 0.1, "    --- when traced\n    +++ now\n    @@ -1 +1 @@\n    -0.5\n    +-0.5"),
-        ("nan", "1.0", 0.5, "    --- when traced\n    +++ now\n    @@ -1 +1 @@\n    -nan\n    +1.0"),
-        ("1.0", "inf", 0.5, "    --- when traced\n    +++ now\n    @@ -1 +1 @@\n    -1.0\n    +inf"),
-        ("0.0", "1e-30", 0.5, "    --- when traced\n    +++ now\n    @@ -1 +1 @@\n    -0.0\n    +1e-30"),
-        (
-            "loss 1",
-            "lost 1",
-            0.5,
-            "    --- when traced\n    +++ now\n    @@ -1 +1 @@\n    -loss 1\n    +lost 1",
-        ),
-        ("1 2", "1", 0.5, "    --- when traced\n    +++ now\n    @@ -1 +1 @@\n    -1 2\n    +1"),
-        (
-            "loss #",
-            "loss 1",
-            0.5,
-            "    --- when traced\n    +++ now\n    @@ -1 +1 @@\n    -loss #\n    +loss 1",
-        ),
-        ("1 #", "# 1", 0.5, "    --- when traced\n    +++ now\n    @@ -1 +1 @@\n    -1 #\n    +# 1"),
-        ("a\r\n", "a\n", None, "    (only line ends differ)"),
-        ("a", "a\n", None, "    (only line ends differ)"),
-    ],
-    ids=[
-        "line",
-        "nothing",
-        "exact",
-        "too far",
-        "sign",
-        "nan",
-        "inf",
-        "zero",
-        "text",
-        "count",
-        "hash",
-        "hash elsewhere",
-        "crlf",
-        "last newline",
-    ],
-)
-def test_different_output(expected: str, found: str, tolerance: float | None, shown: str) -> None:
-    assert compare(expected, found, tolerance) == shown
-
-
-def test_long_differences_are_cut() -> None:
-    shown = compare("\n".join("x" * 300 for _ in range(50)), "\n".join("y" * 300 for _ in range(50)), None)
-    assert len(shown.splitlines()) == 8
-    assert max(map(len, shown.splitlines())) == 204
 
 
 def test_modules_of_what_was_opened() -> None:
@@ -349,16 +272,20 @@ def test_what_is_exercised(monkeypatch: pytest.MonkeyPatch) -> None:
         frozen(*files),
         StagedAgent(Path("/a"), (), ("/usr/bin/python3",)),
         frozenset({"torch.fft", "numpy"}),
-        trace._Watch(),
+        (trace._Watch(), trace._Watch({"A": "1"})),
     )
     assert found == ("a", "b")
-    ((*_, words, timeout, _),) = seen
-    assert words[:2] == ("/usr/bin/python3", "/trace/exercise.py")
-    assert json.loads(words[2]) == {
+    assert {words[:2] for *_, words, _, _ in seen} == {("/usr/bin/python3", "/trace/exercise.py")}
+    asked = {
         "modules": ["torch", "torch.fft", "torch.nn", "torch.nn.x"],
         "traced": ["numpy", "torch"],
+        "measure": "/trace/measure",
     }
-    assert timeout == 300.0
+    requests = [(json.loads(words[2]), dict(watch.env)) for *_, words, _, watch in seen]
+    assert sorted(requests, key=str) == sorted(
+        [({**asked, "errors": True}, {}), ({**asked, "errors": False}, {"A": "1"})], key=str
+    )
+    assert {timeout for *_, timeout, _ in seen} == {300.0}
 
 
 WORKLOAD = Workload(("--n", "3"), True, None, 2.5)
@@ -444,7 +371,7 @@ def test_what_is_exercised_gets_its_time(
     seen: list[Any] = []
     monkeypatch.setattr(trace, "_in_tree", lambda *words: seen.append(words))
     monkeypatch.setattr(trace, "FileWatch", lambda _: contextlib.nullcontext(SimpleNamespace(opened=set())))
-    trace._exercise(RECIPE, place, StagedAgent(Path("/a"), (), ()), frozenset(), trace._Watch())
+    trace._exercise(RECIPE, place, StagedAgent(Path("/a"), (), ()), frozenset(), (trace._Watch(),))
     ((*_, timeout, _),) = seen
     assert timeout == limit
 

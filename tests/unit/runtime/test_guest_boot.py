@@ -49,6 +49,8 @@ HOT = {
     f"{SITE}/hotpkg/__main__.py": "print('package main')\n",
     f"{SITE}/mixed/__init__.py": "",
     f"{LIB}/colorsys.py": "VALUE = 'sourceless'\n",
+    f"{SITE}/torch/__init__.py": "from . import backends\n",
+    f"{SITE}/torch/backends.py": "class mkldnn:\n    enabled = True\n    precision = 'none'\n",
 }
 COLD = {
     f"{SITE}/coldmod.py": "'''Doc.'''\nVALUE = 3\ndef function():\n    return 'text'\n",
@@ -284,6 +286,16 @@ def test_what_does_not_exist(tree: Tree) -> None:
             show([str(error), error.name])
     """
     assert tree.value(code) == ["No module named 'nothing_of_this_name'", "nothing_of_this_name"]
+
+
+def test_settings_of_torch(tree: Tree) -> None:
+    """The backend's settings are there once torch is imported; one that this version lacks is told of."""
+    settings = "backends.mkldnn.enabled=False;backends.mkldnn.precision=bf16;backends.mkldnn.typo=1"
+    code = "import torch; m = torch.backends.mkldnn; print(m.enabled, m.precision, hasattr(m, 'typo'))"
+    done = tree.run(code, env={"RVBUNDLE_TORCH": settings})
+    assert done.stdout == "False bf16 False\n"
+    assert done.stderr.startswith("rvbundle: torch.backends.mkldnn.typo can't be 1, it stays as it is: ")
+    assert tree.run(code).stdout == "True none False\n"
 
 
 @pytest.mark.parametrize(
