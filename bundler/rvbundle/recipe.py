@@ -300,9 +300,7 @@ def _interpret(reader: _Reader) -> Recipe:
 def _precision(reader: _Reader) -> str:
     precision = str(reader.table("run").get("precision", FLOAT32))
     if precision not in PRECISIONS:
-        close = difflib.get_close_matches(precision, PRECISIONS, 1)
-        hint = f"did you mean {close[0]}?" if close else ""
-        raise reader.fail("run", "precision", f"{precision!r} is none of {', '.join(PRECISIONS)}", hint)
+        raise reader.fail("run", "precision", f"{precision!r} is none of {', '.join(PRECISIONS)}")
     return precision
 
 
