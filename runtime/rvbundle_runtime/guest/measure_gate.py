@@ -508,10 +508,16 @@ def _symmetric(n: int) -> list[list[float]]:
     return rows
 
 
+def _unusable(name: str, error: Exception) -> dict[str, Any]:
+    text = " ".join(f"import {name}: {type(error).__name__}: {error}".split())[:300]
+    return {"check": text, "error": None, "bound": 1.0, "passed": False}
+
+
 def gate(modules: Sequence[str], precision: str = "float32") -> list[dict[str, Any]]:
     """Check the kernels of those of torch and numpy that are in `modules`.
 
     `precision`: to what torch's products may round float32 inputs, "float32" (not at all), "tf32" or "bf16".
+    One that is not installed is left out; one whose import fails otherwise is a failed check.
     Returns a dict for each check: "check" (text), "error" (share of the bound, None if there is none),
     "bound" (1) and "passed". Never raises for what a kernel does.
     """
@@ -539,9 +545,13 @@ def gate(modules: Sequence[str], precision: str = "float32") -> list[dict[str, A
     for kind in used:
         try:
             library = kind()
+        except ModuleNotFoundError as error:
+            if error.name == kind.name:
+                continue  # it is not in this payload: nothing of it can be wrong
+            results.append(_unusable(kind.name, error))
+            continue
         except Exception as error:  # noqa: BLE001 a library that can't be imported has failed
-            text = f"import {kind.name}: {type(error).__name__}: {error}"
-            results.append({"check": text[:300], "error": None, "bound": 1.0, "passed": False})
+            results.append(_unusable(kind.name, error))
             continue
         reduced = precision if kind is Torch else "float32"
         for dtype in UNIT:
