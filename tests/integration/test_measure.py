@@ -269,6 +269,12 @@ AGENT = """
     print(f"loss {loss.item():.4f}")
     torch.set_grad_enabled(False)
     torch.set_default_dtype(torch.float64)
+    import numpy
+    numpy.seterr(all="raise")
+    try:
+        numpy.ones(1) / 0
+    except FloatingPointError:
+        print("raised")
 """
 
 
@@ -339,7 +345,7 @@ def test_a_profile(measure: Measure) -> None:
     measured, profile = from_result(result), profile_from_result(result)
     assert measured.workload is not None
     assert measured.workload.stdout.startswith("loss ")
-    assert measured.workload.stdout.count("\n") == 1
+    assert measured.workload.stdout.count("\n") == 2
     operators = {operator.name: operator for operator in profile.operators}
     assert operators["aten::addmm"].calls == 12
     assert operators["aten::addmm"].own <= operators["aten::addmm"].total < profile.total

@@ -198,6 +198,7 @@ def main(request_path: str, result_path: str) -> NoReturn:
         leave(0)
 
     os._exit = exit_of_a_program
+    measurement.write()
     measurement.finish([measurement.run_workload, measurement.run_gate, measurement.run_kernels])
     sys.stdout.flush()
     leave(0)  # no waiting for threads that the program has left, nor for torch's long good-bye

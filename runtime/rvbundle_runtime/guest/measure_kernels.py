@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from typing import Any, Callable, Sequence
 
@@ -84,9 +85,9 @@ def kernels(
     `layers`: (in, out, batch) each; `convolutions`: as CONVOLUTIONS. `report` is given what there is after
     each kernel. Kernels that there was no time for are left out; one that fails has "seconds" None.
     """
-    if "torch" in modules:
+    if "torch" in modules and _installed("torch"):
         calls = _torch(layers or LAYERS, convolutions or ([] if layers else CONVOLUTIONS))
-    elif "numpy" in modules:
+    elif "numpy" in modules and _installed("numpy"):
         calls = _numpy(layers or LAYERS)
     else:
         return []
@@ -103,6 +104,12 @@ def kernels(
             found.append({"name": f"{name}: {text}", "seconds": None})
         report(found)
     return found
+
+
+def _installed(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return name in sys.modules or find_spec(name) is not None
 
 
 def _products(layers: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:

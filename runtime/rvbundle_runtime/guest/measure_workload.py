@@ -148,6 +148,9 @@ class Fresh:
         if hasattr(torch, "set_default_dtype"):  # else its import failed half-way
             torch.set_grad_enabled(True)
             torch.set_default_dtype(torch.float32)
+        numpy: Any = sys.modules.get("numpy")
+        if hasattr(numpy, "seterr"):
+            numpy.seterr(divide="warn", over="warn", under="ignore", invalid="warn")
         gc.enable()
         gc.collect()
 

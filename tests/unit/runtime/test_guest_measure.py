@@ -290,7 +290,7 @@ def test_a_crash_leaves_what_there_was(measure: Measure) -> None:
 def test_a_crash_in_the_first_run_leaves_what_it_printed(measure: Measure) -> None:
     done = measure("import os\nprint('x', flush=True)\nos.abort()")
     assert done.code == -6
-    assert done.result is None
+    assert (done.result["finished"], done.workload) == (False, None)
     assert (done.folder / f"result.json{STDOUT_SUFFIX}").read_text() == "x\n"
 
 

@@ -1,9 +1,12 @@
 """The gate's references and bounds; with torch and numpy it is run in tests/integration/test_measure.py."""
 
+import importlib
 import math
 import struct
+import sys
 from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -175,8 +178,23 @@ def test_nothing_to_check() -> None:
     assert g.gate([]) == []
 
 
-def test_a_library_that_can_not_be_imported_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "numpy", None)
+def test_a_library_that_can_not_be_imported_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "numpy", raising=False)
+    (tmp_path / "numpy.py").write_text("raise ImportError('libscipy_openblas64_.so: cannot open')")
     (check,) = g.gate(["numpy"])
     assert check["passed"] is False
-    assert "import numpy" in check["check"]
+    assert check["check"] == "import numpy: ImportError: libscipy_openblas64_.so: cannot open"
+    (tmp_path / "numpy.py").write_text("import no_such_module_of_numpys")
+    importlib.invalidate_caches()
+    (check,) = g.gate(["numpy"])
+    assert "no_such_module_of_numpys" in check["check"]
+
+
+def test_a_library_that_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.delitem(sys.modules, "numpy", raising=False)
+    importlib.invalidate_caches()
+    assert g.gate(["numpy"]) == []
