@@ -1,7 +1,7 @@
 """Runs in a traced tree beside the workloads: uses what no good run uses, so that it is hot as well.
 
 Argument: JSON with "modules" (to import), "traced" (top-level modules that the workloads imported), "measure"
-(the script that measures in a payload: what it uses) and "errors" (whether to meet them).
+(the folder of the scripts that measure in a payload: what these use) and "errors" (whether to meet them).
 What fails here fails as it would in an agent; nothing of it matters to the build.
 """
 
@@ -127,14 +127,17 @@ def _torch_goes_wrong():
             str(error)
 
 
-def _measure(script, traced):
+def _measure(folder, traced):
     """Call the kernels that `rvbundle tune` checks and times."""
-    sys.path.insert(0, os.path.dirname(script))
+    modules = [name for name in ("torch", "numpy") if name in traced]
+    sys.path.insert(0, folder)
     try:
         import measure
+        import measure_kernels
     finally:
         del sys.path[0]
-    measure.touch([name for name in ("torch", "numpy") if name in traced])
+    measure.touch(modules)
+    measure_kernels.kernels(modules, measure_kernels.LAYERS, [], 1.0)
 
 
 def main():

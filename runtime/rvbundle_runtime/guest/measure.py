@@ -7,6 +7,7 @@ RESULT are paths of JSON files. The request's keys, all optional:
     workload      {"argv": [file, argument, …], "seconds": s, "repeats": n}: the agent's program
     profile       true: the program's second run is profiled, and what numeric libraries print is read
     gate          true: check the kernels; "precision" ("float32", "tf32", "bf16") says to what they may round
+    cold          false: no cold pack is at hand: convolutions are left out, unless the agent has some
     kernels       true: time kernels within "kernel_seconds"
     layers, convolutions      their sizes; without them those of the program's own layers are taken
 
@@ -27,11 +28,11 @@ if __name__ == "__main__" and sys.path[:1] != [_HERE]:  # an isolated Python
     sys.path.insert(0, _HERE)
 
 import measure_profile  # noqa: E402 they lie beside this file, wherever that is
-from measure_gate import gate  # noqa: E402
-from measure_kernels import kernels  # noqa: E402
+from measure_gate import gate, touch  # noqa: E402
+from measure_kernels import LAYERS, kernels  # noqa: E402
 from measure_workload import LayerWatch, Workload  # noqa: E402
 
-__all__ = ["gate", "main"]
+__all__ = ["gate", "main", "touch"]
 
 _KERNEL_SECONDS = 2.0
 
@@ -121,14 +122,16 @@ class Measurement:
     def run_gate(self) -> None:
         """Check the kernels."""
         if self._request.get("gate"):
-            self.result["gate"] = gate(self._modules, self._request.get("precision") or "float32")
+            convolution = bool(self._request.get("cold", True) or self.result["convolutions"])
+            precision = self._request.get("precision") or "float32"
+            self.result["gate"] = gate(self._modules, precision, convolution)
 
     def run_kernels(self) -> None:
         """Time the kernels."""
         if self._request.get("kernels"):
             self.result["kernels"] = kernels(
                 self._modules,
-                self.result["layers"],
+                self.result["layers"] or ([] if self._request.get("cold", True) else LAYERS),
                 self.result["convolutions"],
                 float(self._request.get("kernel_seconds") or _KERNEL_SECONDS),
                 self._report_kernels,

@@ -513,10 +513,44 @@ def _unusable(name: str, error: Exception) -> dict[str, Any]:
     return {"check": text, "error": None, "bound": 1.0, "passed": False}
 
 
-def gate(modules: Sequence[str], precision: str = "float32") -> list[dict[str, Any]]:
+def touch(modules: Sequence[str]) -> None:
+    """Call once all that `gate` calls but convolutions, and make nothing of the results.
+
+    Builds trace this, so that the gate needs no cold pack. Convolutions take as much code as all the rest: an
+    agent that has some has traced them itself.
+    """
+    for kind in (Torch, Numpy):
+        if kind.name not in modules:
+            continue
+        library = kind()
+        with library.quiet():
+            for dtype in UNIT:
+                for m, k, n in SIZES:
+                    _touch_products(library, matrix(m, k, m), matrix(k, n, n), dtype)
+                for n in CHOLESKY_SIZES:
+                    library.cholesky(plain(library, _symmetric(n), dtype))
+        if kind is Torch:
+            settle("two layers, backward", _mlp(library, "float32", (), "float32"))
+
+
+def _touch_products(library: Any, a: Matrix, b: Matrix, dtype: str) -> None:
+    for left, right in LAYOUTS.values():
+        x, y = left(library, a, dtype), right(library, b, dtype)
+        for way in library.ways(False).values():
+            flat(way(x, y))
+        flat(library.times(x, y[:, 0]))
+        flat(x @ x.T)
+        if hasattr(library.module, "addmm"):
+            flat(library.module.addmm(y[0], x, y))
+
+
+def gate(
+    modules: Sequence[str], precision: str = "float32", convolution: bool = True
+) -> list[dict[str, Any]]:
     """Check the kernels of those of torch and numpy that are in `modules`.
 
     `precision`: to what torch's products may round float32 inputs, "float32" (not at all), "tf32" or "bf16".
+    `convolution`: whether to check those as well.
     One that is not installed is left out; one whose import fails otherwise is a failed check.
     Returns a dict for each check: "check" (text), "error" (share of the bound, None if there is none),
     "bound" (1) and "passed". Never raises for what a kernel does.
@@ -539,7 +573,7 @@ def gate(modules: Sequence[str], precision: str = "float32") -> list[dict[str, A
     ]
     only_torch: list[tuple[str, Callable[..., Cases], Sequence[Any]]] = [
         ("addmm", _linear, products),
-        ("conv2d", _conv2d, ()),
+        *([("conv2d", _conv2d, ())] if convolution else []),
     ]
     results = []
     for kind in used:
