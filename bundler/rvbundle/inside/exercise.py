@@ -127,17 +127,42 @@ def _torch_goes_wrong():
             str(error)
 
 
+_TOY = """
+try:
+    import torch
+    torch.nn.Linear(4, 4)(torch.ones(1, 4))
+except ImportError:
+    pass
+print("ran")
+"""
+
+
 def _measure(folder, traced):
-    """Call the kernels that `rvbundle tune` checks and times."""
+    """Do what `rvbundle tune` does in a payload: run a program, time kernels, call those that are checked."""
+    import tempfile
+
     modules = [name for name in ("torch", "numpy") if name in traced]
     sys.path.insert(0, folder)
     try:
         import measure
-        import measure_kernels
     finally:
         del sys.path[0]
     measure.touch(modules)
-    measure_kernels.kernels(modules, measure_kernels.LAYERS, [], 1.0)
+    with tempfile.TemporaryDirectory() as place:
+        toy, request, result = (os.path.join(place, name) for name in ("toy.py", "request", "result"))
+        with open(toy, "w") as file:
+            file.write(_TOY)
+        with open(request, "w") as file:
+            workload = {"argv": [toy], "seconds": 0, "repeats": 1}
+            asked = {"modules": modules, "workload": workload, "kernels": True, "cold": False}
+            json.dump(asked, file)
+        child = os.fork()
+        if child == 0:
+            try:
+                measure.main(request, result)
+            finally:
+                os._exit(1)
+        os.waitpid(child, 0)
 
 
 def main():
