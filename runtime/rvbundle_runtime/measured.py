@@ -14,6 +14,7 @@ SCRIPTS = (
     "measure.py",
     "measure_gate.py",
     "measure_kernels.py",
+    "measure_layers.py",
     "measure_profile.py",
     "measure_workload.py",
 )

@@ -30,7 +30,8 @@ if __name__ == "__main__" and sys.path[:1] != [_HERE]:  # an isolated Python
 import measure_profile  # noqa: E402 they lie beside this file, wherever that is
 from measure_gate import gate, touch  # noqa: E402
 from measure_kernels import LAYERS, kernels  # noqa: E402
-from measure_workload import LayerWatch, Workload  # noqa: E402
+from measure_layers import LayerWatch  # noqa: E402
+from measure_workload import Workload  # noqa: E402
 
 __all__ = ["gate", "main", "touch"]
 

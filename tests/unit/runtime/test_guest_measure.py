@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rvbundle_runtime
-from rvbundle_runtime.guest import measure_workload
+from rvbundle_runtime.guest import measure_layers, measure_workload
 from rvbundle_runtime.measured import SCRIPTS, STDERR_SUFFIX, STDOUT_SUFFIX, from_json, from_result
 from rvbundle_runtime.profiling import from_result as profile_from_result
 
@@ -393,7 +393,7 @@ def test_layers_are_counted_once_torch_is_there(tmp_path: Path, monkeypatch: pyt
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     before = list(sys.meta_path)
-    watch = measure_workload.LayerWatch()
+    watch = measure_layers.LayerWatch()
     import torch
 
     assert sys.meta_path == before
@@ -419,7 +419,7 @@ def test_layers_are_counted_once_torch_is_there(tmp_path: Path, monkeypatch: pyt
 
 def test_the_watch_leaves_nothing_behind_without_torch() -> None:
     before = list(sys.meta_path)
-    watch = measure_workload.LayerWatch()
+    watch = measure_layers.LayerWatch()
     watch.stop()
     assert sys.meta_path == before
     assert (watch.layers, watch.convolutions) == ([], [])
