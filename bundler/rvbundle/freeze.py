@@ -610,12 +610,12 @@ def _content_notes(files: list[FrozenFile], names: list[str]) -> list[str]:
 
 def code_digest() -> str:
     """Return a digest of our own files that end in the tree or decide how it is made."""
-    guest = Path(rvbundle_runtime.__file__).parent / "guest"
+    boot = Path(rvbundle_runtime.__file__).parent / "guest" / f"{BOOT_MODULE}.py"
     ours = [
         Path(__file__).with_name(f"{name}.py")
         for name in ("blas", "elf", "libraries", "compiler", "debian", "foreign", "freeze", "licences")
     ]
-    return digest_of_files([*ours, *guest.glob("*.py"), *_INSIDE.glob("*.py")])
+    return digest_of_files([*ours, boot, *_INSIDE.glob("*.py")])
 
 
 def plugins(frozen: Frozen) -> list[str]:

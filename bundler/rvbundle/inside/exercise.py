@@ -137,40 +137,44 @@ print("ran")
 """
 
 
-def _measure(folder, traced):
-    """Do what `rvbundle tune` does in a payload: run a program, time kernels, call those that are checked."""
+def _start_measuring(folder, traced):
+    """Do what `rvbundle tune` does in a payload, in a process of its own; return its id.
+
+    It is forked before anything has started threads: OpenMP's do not survive that.
+    """
     import tempfile
 
     modules = [name for name in ("torch", "numpy") if name in traced]
-    sys.path.insert(0, folder)
-    try:
-        import measure
-    finally:
-        del sys.path[0]
-    measure.touch(modules)
-    with tempfile.TemporaryDirectory() as place:
-        toy, request, result = (os.path.join(place, name) for name in ("toy.py", "request", "result"))
-        with open(toy, "w") as file:
-            file.write(_TOY)
-        with open(request, "w") as file:
-            workload = {"argv": [toy], "seconds": 0, "repeats": 1}
-            asked = {"modules": modules, "workload": workload, "kernels": True, "cold": False}
-            json.dump(asked, file)
-        child = os.fork()
-        if child == 0:
-            try:
-                measure.main(request, result)
-            finally:
-                os._exit(1)
-        os.waitpid(child, 0)
+    place = tempfile.mkdtemp()
+    toy, request, result = (os.path.join(place, name) for name in ("toy.py", "request", "result"))
+    with open(toy, "w") as file:
+        file.write(_TOY)
+    with open(request, "w") as file:
+        workload = {"argv": [toy], "seconds": 0, "repeats": 1}
+        asked = {"modules": modules, "workload": workload, "kernels": True, "touch": True, "cold": False}
+        json.dump(asked, file)
+    child = os.fork()
+    if child == 0:
+        try:
+            sys.path.insert(0, folder)
+            import measure
+
+            measure.main(request, result)
+        finally:
+            os._exit(1)
+    return child
 
 
 def main():
     """Do it all."""
     request = json.loads(sys.argv[1])
-    _quietly(lambda: _measure(request["measure"], request["traced"]))
-    if not request["errors"]:
-        return
+    child = _start_measuring(request["measure"], request["traced"])
+    if request["errors"]:
+        _meet_errors(request)
+    os.waitpid(child, 0)
+
+
+def _meet_errors(request):
     _go_wrong()
     _quietly(_import_from_a_folder)
     if "numpy" in request["traced"]:

@@ -9,6 +9,7 @@ RESULT are paths of JSON files. The request's keys, all optional:
     gate          true: check the kernels; "precision" ("float32", "tf32", "bf16") says to what they may round
     cold          false: no cold pack is at hand: convolutions are left out, unless the agent has some
     kernels       true: time kernels within "kernel_seconds"
+    touch         true: call what the gate calls, and check nothing (builds trace it)
     layers, convolutions      their sizes; without them those of the program's own layers are taken
 
 The result is written after each part, first under another name; "finished" is true in the last one. What the
@@ -127,6 +128,11 @@ class Measurement:
             precision = self._request.get("precision") or "float32"
             self.result["gate"] = gate(self._modules, precision, convolution)
 
+    def run_touch(self) -> None:
+        """Call the kernels that the gate calls."""
+        if self._request.get("touch"):
+            touch(self._modules)
+
     def run_kernels(self) -> None:
         """Time the kernels."""
         if self._request.get("kernels"):
@@ -203,7 +209,8 @@ def main(request_path: str, result_path: str) -> NoReturn:
 
     os._exit = exit_of_a_program
     measurement.write()
-    measurement.finish([measurement.run_workload, measurement.run_gate, measurement.run_kernels])
+    parts = (measurement.run_workload, measurement.run_gate, measurement.run_touch, measurement.run_kernels)
+    measurement.finish(list(parts))
     sys.stdout.flush()
     leave(0)  # no waiting for threads that the program has left, nor for torch's long good-bye
 
