@@ -1,0 +1,393 @@
+/*
+ * blas: a preloaded library that has large products of matrices computed natively, for emulated programs.
+ *
+ * It defines sgemm_ and dgemm_ (the reference BLAS: Fortran's interface, 32-bit integers) before all other
+ * libraries. Large products go to blasworker.c by shared memory (blas.h); small ones, wrong arguments and
+ * whatever fails go to the definition that the caller would have found. No libc is linked: see bare.h.
+ * Nothing happens in a process that multiplies no matrices.
+ *
+ * RVBUNDLE_BLAS is the worker's socket, if it is not /run/rvbundle/blas.
+ */
+#define _GNU_SOURCE
+#include "bare.h"
+
+#include <dlfcn.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+
+#include "blas.h"
+
+#define SOCKET "/run/rvbundle/blas"
+#define WORTH_IT (32.0 * 32 * 32)       /* m n k from which a call of the worker is faster; docs/emulation.md */
+#define MAX_MEMORY ((uint64_t)1 << 30)  /* bytes of shared memory for one product */
+#define MIN_MEMORY ((uint64_t)1 << 20)
+#define PATIENCE 10                     /* seconds that the worker may take for nothing */
+#define SLOWEST 1e7                     /* m n k a second: so slow is no worker that lives */
+#define CONNECTIONS 16
+#define CALLERS 16
+#define ALIGN_UP(n, to) (((n) + (to)-1) & ~((uint64_t)(to)-1))
+
+extern char **environ __attribute__((weak));
+extern void *dlsym(void *, const char *) __attribute__((weak));
+extern void *dlopen(const char *, int) __attribute__((weak));
+extern int dladdr(const void *, Dl_info *) __attribute__((weak));
+
+struct arguments {
+    const char *transpose_a, *transpose_b;
+    const int *m, *n, *k;
+    const void *alpha, *a;
+    const int *lda;
+    const void *b;
+    const int *ldb;
+    const void *beta;
+    void *c;
+    const int *ldc;
+};
+
+/* ---- copies ---- */
+
+typedef char chunk __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint32_t word __attribute__((aligned(1), may_alias));
+
+/* 16 bytes at a time: an emulator takes as long for one as for 16. */
+static void copy(char *to, const char *from, size_t size)
+{
+    size_t i = 0;
+    for (; i + 64 <= size; i += 64) {
+        chunk a = *(const chunk *)(from + i), b = *(const chunk *)(from + i + 16);
+        chunk c = *(const chunk *)(from + i + 32), d = *(const chunk *)(from + i + 48);
+        *(chunk *)(to + i) = a;
+        *(chunk *)(to + i + 16) = b;
+        *(chunk *)(to + i + 32) = c;
+        *(chunk *)(to + i + 48) = d;
+    }
+    for (; i + 16 <= size; i += 16)
+        *(chunk *)(to + i) = *(const chunk *)(from + i);
+    for (; i + 4 <= size; i += 4)
+        *(word *)(to + i) = *(const word *)(from + i);
+}
+
+/* Copies `columns` of `rows` bytes each, which are so many bytes apart. */
+static void copy_matrix(char *to, size_t to_ld, const char *from, size_t from_ld, size_t rows, size_t columns)
+{
+    if (to_ld == rows && from_ld == rows) {
+        rows *= columns;
+        columns = 1;
+    }
+    for (size_t i = 0; i < columns; i++)
+        copy(to + i * to_ld, from + i * from_ld, rows);
+}
+
+/* ---- connections: one for each thread that computes at the moment ---- */
+
+struct connection {
+    _Atomic bool is_busy;
+    bool is_open;
+    int fd;
+    uint64_t device, inode; /* of the socket: the program may have closed it, and have opened something else */
+    char *memory;
+    uint64_t size;
+};
+
+static struct connection connections[CONNECTIONS];
+static _Atomic long user;    /* the process that they are of; -1 while another thread sees to it */
+static _Atomic bool is_gone; /* the worker: not tried again */
+
+static void forget(struct connection *c, bool is_ours)
+{
+    if (c->is_open && is_ours)
+        close_file(c->fd);
+    unmap_memory(c->memory, c->size);
+    c->memory = NULL;
+    c->size = 0;
+    c->is_open = false;
+}
+
+static bool is_same_socket(const struct connection *c)
+{
+    struct stat status;
+    return sys4(SYS_fstat, c->fd, (long)&status, 0, 0) == 0 && status.st_dev == c->device &&
+           status.st_ino == c->inode;
+}
+
+/* What a process has after fork(2) is its parent's: both would speak at once. */
+static bool take_over(long pid)
+{
+    long before = atomic_load(&user);
+    if (before == pid)
+        return true;
+    if (before == -1 || !atomic_compare_exchange_strong(&user, &before, -1))
+        return false;
+    for (int i = 0; i < CONNECTIONS; i++) {
+        forget(&connections[i], connections[i].is_open && is_same_socket(&connections[i]));
+        atomic_store(&connections[i].is_busy, false);
+    }
+    atomic_store(&user, pid);
+    return true;
+}
+
+/* A connection for this thread, perhaps one that is not open yet; NULL if all are in use. */
+static struct connection *take_connection(void)
+{
+    if (!take_over(sys4(SYS_getpid, 0, 0, 0, 0)))
+        return NULL;
+    for (int i = 0; i < CONNECTIONS; i++)
+        if (!atomic_exchange(&connections[i].is_busy, true))
+            return &connections[i];
+    return NULL;
+}
+
+static bool connect_to_worker(struct connection *c)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const char *path = &environ && environ ? variable(environ, "RVBUNDLE_BLAS") : NULL;
+    struct timeval patience = {.tv_sec = PATIENCE};
+    struct stat status;
+    path = path ? path : SOCKET;
+    if (length(path) >= sizeof address.sun_path)
+        return false;
+    memcpy(address.sun_path, path, length(path));
+    long fd = sys4(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, 0);
+    if (fd < 0)
+        return false;
+    if (sys4(SYS_connect, fd, (long)&address, sizeof address, 0) != 0 ||
+        sys6(SYS_setsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, (long)&patience, sizeof patience, 0) != 0 ||
+        sys4(SYS_fstat, fd, (long)&status, 0, 0) != 0) {
+        close_file((int)fd);
+        return false;
+    }
+    c->fd = (int)fd;
+    c->device = status.st_dev;
+    c->inode = status.st_ino;
+    c->is_open = true;
+    return true;
+}
+
+static long retry(long call, long fd, void *message, size_t size, int flags)
+{
+    long result;
+    do
+        result = sys6(call, fd, (long)message, (long)size, flags, 0, 0);
+    while (result == -EINTR);
+    return result;
+}
+
+/* Waits for the answer, for so many seconds at most; true if all is done. */
+static bool is_done(const struct connection *c, double seconds)
+{
+    int32_t result;
+    for (double waited = 0;; waited += PATIENCE) {
+        long size = retry(SYS_recvfrom, c->fd, &result, sizeof result, 0);
+        if (size != -EAGAIN)
+            return size == sizeof result && result == 0;
+        if (waited > seconds)
+            return false;
+    }
+}
+
+/* Hands memory over to the worker. */
+static bool send_memory(const struct connection *c, int fd)
+{
+    struct blas_request request = {.what = BLAS_MAP};
+    struct iovec iov = {&request, sizeof request};
+    union {
+        char bytes[CMSG_SPACE(sizeof fd)];
+        struct cmsghdr header;
+    } control = {{0}};
+    struct msghdr message = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control,
+    };
+    control.header.cmsg_len = CMSG_LEN(sizeof fd);
+    control.header.cmsg_level = SOL_SOCKET;
+    control.header.cmsg_type = SCM_RIGHTS;
+    memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
+    return retry(SYS_sendmsg, c->fd, &message, MSG_NOSIGNAL, 0) == sizeof request && is_done(c, 0);
+}
+
+static bool reserve(struct connection *c, uint64_t size)
+{
+    if (size <= c->size)
+        return true;
+    uint64_t larger = MIN_MEMORY;
+    while (larger < size)
+        larger *= 2;
+    long fd = sys4(SYS_memfd_create, (long)"rvbundle-blas", MFD_CLOEXEC | MFD_ALLOW_SEALING, 0, 0);
+    if (fd < 0)
+        return false;
+    char *memory = NULL;
+    if (sys4(SYS_ftruncate, fd, (long)larger, 0, 0) == 0 &&
+        sys4(SYS_fcntl, fd, F_ADD_SEALS, F_SEAL_SHRINK, 0) == 0)
+        memory = map_memory(larger, (int)fd);
+    bool is_there = memory && send_memory(c, (int)fd);
+    close_file((int)fd);
+    if (!is_there) {
+        unmap_memory(memory, larger);
+        return false;
+    }
+    unmap_memory(c->memory, c->size);
+    c->memory = memory;
+    c->size = larger;
+    return true;
+}
+
+/* ---- products ---- */
+
+static bool is_transposed(char how, uint32_t *is)
+{
+    how |= 0x20; /* a small letter */
+    *is = how == 't' || how == 'c';
+    return *is || how == 'n';
+}
+
+/* Computes C on a connection; false if it could not be done, with C untouched. */
+static bool compute(struct connection *c, struct blas_request *r, const struct arguments *x, uint64_t element)
+{
+    uint64_t m = (uint64_t)r->m, n = (uint64_t)r->n, k = (uint64_t)r->k;
+    uint64_t a_rows = r->transpose_a ? k : m, b_rows = r->transpose_b ? n : k;
+    uint64_t a_size = ALIGN_UP(m * k * element, 64), b_size = ALIGN_UP(k * n * element, 64);
+    r->a = (struct blas_matrix){0, (int64_t)a_rows};
+    r->b = (struct blas_matrix){a_size, (int64_t)b_rows};
+    r->c = (struct blas_matrix){a_size + b_size, (int64_t)m};
+    if (c->is_open && !is_same_socket(c))
+        forget(c, false);
+    if ((!c->is_open && !connect_to_worker(c)) || !reserve(c, a_size + b_size + m * n * element))
+        return false;
+    char *memory = c->memory;
+    copy_matrix(memory, a_rows * element, x->a, (size_t)*x->lda * element, a_rows * element,
+                r->transpose_a ? m : k);
+    copy_matrix(memory + r->b.at, b_rows * element, x->b, (size_t)*x->ldb * element, b_rows * element,
+                r->transpose_b ? k : n);
+    if (r->beta != 0)
+        copy_matrix(memory + r->c.at, m * element, x->c, (size_t)*x->ldc * element, m * element, n);
+    if (retry(SYS_sendto, c->fd, r, sizeof *r, MSG_NOSIGNAL) != sizeof *r)
+        return false;
+    if (!is_done(c, (double)m * (double)n * (double)k / SLOWEST))
+        return false;
+    copy_matrix(x->c, (size_t)*x->ldc * element, memory + r->c.at, m * element, m * element, n);
+    return true;
+}
+
+/* Has the worker compute a product that is worth it; false if the next definition is to do it. */
+static bool computed(const struct arguments *x, struct blas_request *r, uint64_t element)
+{
+    double work = (double)*x->m * *x->n * *x->k;
+    if (*x->m < 1 || *x->n < 1 || *x->k < 1 || work < WORTH_IT || atomic_load(&is_gone))
+        return false;
+    if (!is_transposed(*x->transpose_a, &r->transpose_a) || !is_transposed(*x->transpose_b, &r->transpose_b))
+        return false;
+    r->m = *x->m;
+    r->n = *x->n;
+    r->k = *x->k;
+    int a_rows = r->transpose_a ? r->k : r->m, b_rows = r->transpose_b ? r->n : r->k;
+    if (*x->lda < a_rows || *x->ldb < b_rows || *x->ldc < r->m || r->alpha == 0)
+        return false;
+    double size = (double)r->m * r->k + (double)r->k * r->n + (double)r->m * r->n;
+    if (size * (double)element > (double)MAX_MEMORY - 128)
+        return false;
+    struct connection *c = take_connection();
+    if (!c)
+        return false;
+    bool is_computed = compute(c, r, x, element);
+    if (!is_computed) {
+        forget(c, true);
+        atomic_store(&is_gone, true);
+    }
+    atomic_store(&c->is_busy, false);
+    return is_computed;
+}
+
+/* ---- the definition that the caller would have found ---- */
+
+typedef void gemm_function(const char *, const char *, const int *, const int *, const int *, const void *,
+                           const void *, const int *, const void *, const int *, const void *, void *,
+                           const int *, size_t, size_t);
+
+struct caller {
+    _Atomic(void *) from; /* an address in it */
+    _Atomic(gemm_function *) next;
+};
+
+/*
+ * It is among what every library finds, or among what the caller depends on: a library that was opened with
+ * RTLD_LOCAL, as Python opens extensions, is found through itself alone.
+ */
+static gemm_function *look_up(const char *name, void *from)
+{
+    Dl_info info;
+    if (!dlsym)
+        return NULL;
+    gemm_function *found = (gemm_function *)dlsym(RTLD_NEXT, name);
+    if (found || !dlopen || !dladdr || !dladdr(from, &info) || !info.dli_fname)
+        return found;
+    void *library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    return library ? (gemm_function *)dlsym(library, name) : NULL;
+}
+
+static gemm_function *next_for(struct caller *known, const char *name, void *from)
+{
+    for (int i = 0; i < CALLERS; i++) {
+        void *other = atomic_load(&known[i].from);
+        if (other == from) {
+            gemm_function *next = atomic_load(&known[i].next);
+            if (next)
+                return next;
+            break;
+        }
+        if (!other) {
+            gemm_function *next = look_up(name, from);
+            if (next && atomic_compare_exchange_strong(&known[i].from, &other, from))
+                atomic_store(&known[i].next, next);
+            return next;
+        }
+    }
+    return look_up(name, from);
+}
+
+/* For a process in which no definition can be found (a libc without dlsym): slow, but right. */
+#define DEFINE_PLAIN(name, real)                                                                             \
+    static void name(const struct arguments *x, bool is_a, bool is_b)                                        \
+    {                                                                                                        \
+        const real *a = x->a, *b = x->b, alpha = *(const real *)x->alpha, beta = *(const real *)x->beta;     \
+        real *c = x->c;                                                                                      \
+        for (long j = 0; j < *x->n; j++)                                                                     \
+            for (long i = 0; i < *x->m; i++) {                                                               \
+                real sum = 0, *to = &c[j * *x->ldc + i];                                                     \
+                for (long p = 0; p < *x->k && alpha != 0; p++)                                               \
+                    sum += a[is_a ? i * *x->lda + p : p * *x->lda + i] *                                     \
+                           b[is_b ? p * *x->ldb + j : j * *x->ldb + p];                                      \
+                *to = (alpha == 0 ? 0 : alpha * sum) + (beta == 0 ? 0 : beta * *to);                         \
+            }                                                                                                \
+    }
+DEFINE_PLAIN(plain_float, float)
+DEFINE_PLAIN(plain_double, double)
+
+static struct caller callers[2][CALLERS];
+
+static void pass_on(const struct arguments *x, bool is_double, void *from)
+{
+    gemm_function *next = next_for(callers[is_double], is_double ? "dgemm_" : "sgemm_", from);
+    uint32_t is_a, is_b;
+    if (next)
+        next(x->transpose_a, x->transpose_b, x->m, x->n, x->k, x->alpha, x->a, x->lda, x->b, x->ldb, x->beta,
+             x->c, x->ldc, 1, 1);
+    else if (is_transposed(*x->transpose_a, &is_a) && is_transposed(*x->transpose_b, &is_b))
+        (is_double ? plain_double : plain_float)(x, is_a, is_b);
+}
+
+#define DEFINE_GEMM(name, real, is_double)                                                                   \
+    EXPORT void name(const char *transpose_a, const char *transpose_b, const int *m, const int *n,           \
+                     const int *k, const real *alpha, const real *a, const int *lda, const real *b,          \
+                     const int *ldb, const real *beta, real *c, const int *ldc)                              \
+    {                                                                                                        \
+        struct arguments x = {                                                                               \
+            transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc,                          \
+        };                                                                                                   \
+        struct blas_request r = {                                                                            \
+            .what = (is_double) ? BLAS_DOUBLE : BLAS_FLOAT, .alpha = *alpha, .beta = *beta,                  \
+        };                                                                                                   \
+        if (!computed(&x, &r, sizeof(real)))                                                                 \
+            pass_on(&x, is_double, __builtin_return_address(0));                                             \
+    }
+DEFINE_GEMM(sgemm_, float, false)
+DEFINE_GEMM(dgemm_, double, true)
