@@ -19,13 +19,14 @@
 #include "blas.h"
 
 #define SOCKET "/run/rvbundle/blas"
-#define WORTH_IT (32.0 * 32 * 32)       /* m n k from which a call of the worker is faster; docs/emulation.md */
+#define WORTH_IT 16384.0                /* m n k from which a call of the worker is faster; docs/emulation.md */
 #define MAX_MEMORY ((uint64_t)1 << 30)  /* bytes of shared memory for one product */
 #define MIN_MEMORY ((uint64_t)1 << 20)
 #define PATIENCE 10                     /* seconds that the worker may take for nothing */
 #define SLOWEST 1e7                     /* m n k a second: so slow is no worker that lives */
 #define CONNECTIONS 16
 #define CALLERS 16
+#define BY_KERNEL 4096                  /* bytes from which the kernel copies faster than emulated code */
 #define ALIGN_UP(n, to) (((n) + (to)-1) & ~((uint64_t)(to)-1))
 
 extern char **environ __attribute__((weak));
@@ -68,24 +69,18 @@ static void copy(char *to, const char *from, size_t size)
         *(word *)(to + i) = *(const word *)(from + i);
 }
 
-/* Copies `columns` of `rows` bytes each, which are so many bytes apart. */
-static void copy_matrix(char *to, size_t to_ld, const char *from, size_t from_ld, size_t rows, size_t columns)
-{
-    if (to_ld == rows && from_ld == rows) {
-        rows *= columns;
-        columns = 1;
-    }
-    for (size_t i = 0; i < columns; i++)
-        copy(to + i * to_ld, from + i * from_ld, rows);
-}
-
 /* ---- connections: one for each thread that computes at the moment ---- */
+
+/* An open file, and which one: the program may have closed it, and have opened something else. */
+struct file {
+    int fd;
+    uint64_t device, inode;
+};
 
 struct connection {
     _Atomic bool is_busy;
-    bool is_open;
-    int fd;
-    uint64_t device, inode; /* of the socket: the program may have closed it, and have opened something else */
+    bool is_open; /* the socket; there is shared memory where `memory` isn't NULL */
+    struct file socket, shared;
     char *memory;
     uint64_t size;
 };
@@ -94,21 +89,38 @@ static struct connection connections[CONNECTIONS];
 static _Atomic long user;    /* the process that they are of; -1 while another thread sees to it */
 static _Atomic bool is_gone; /* the worker: not tried again */
 
-static void forget(struct connection *c, bool is_ours)
+static bool remember(struct file *file, int fd)
 {
-    if (c->is_open && is_ours)
-        close_file(c->fd);
+    struct stat status;
+    *file = (struct file){.fd = fd};
+    if (sys4(SYS_fstat, fd, (long)&status, 0, 0) != 0)
+        return false;
+    file->device = status.st_dev;
+    file->inode = status.st_ino;
+    return true;
+}
+
+static bool is_same(const struct file *file)
+{
+    struct file now;
+    return remember(&now, file->fd) && now.device == file->device && now.inode == file->inode;
+}
+
+static void drop_memory(struct connection *c)
+{
+    if (c->memory && is_same(&c->shared))
+        close_file(c->shared.fd);
     unmap_memory(c->memory, c->size);
     c->memory = NULL;
     c->size = 0;
-    c->is_open = false;
 }
 
-static bool is_same_socket(const struct connection *c)
+static void drop(struct connection *c)
 {
-    struct stat status;
-    return sys4(SYS_fstat, c->fd, (long)&status, 0, 0) == 0 && status.st_dev == c->device &&
-           status.st_ino == c->inode;
+    if (c->is_open && is_same(&c->socket))
+        close_file(c->socket.fd);
+    c->is_open = false;
+    drop_memory(c);
 }
 
 /* What a process has after fork(2) is its parent's: both would speak at once. */
@@ -120,7 +132,7 @@ static bool take_over(long pid)
     if (before == -1 || !atomic_compare_exchange_strong(&user, &before, -1))
         return false;
     for (int i = 0; i < CONNECTIONS; i++) {
-        forget(&connections[i], connections[i].is_open && is_same_socket(&connections[i]));
+        drop(&connections[i]);
         atomic_store(&connections[i].is_busy, false);
     }
     atomic_store(&user, pid);
@@ -143,7 +155,6 @@ static bool connect_to_worker(struct connection *c)
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     const char *path = &environ && environ ? variable(environ, "RVBUNDLE_BLAS") : NULL;
     struct timeval patience = {.tv_sec = PATIENCE};
-    struct stat status;
     path = path ? path : SOCKET;
     if (length(path) >= sizeof address.sun_path)
         return false;
@@ -153,13 +164,10 @@ static bool connect_to_worker(struct connection *c)
         return false;
     if (sys4(SYS_connect, fd, (long)&address, sizeof address, 0) != 0 ||
         sys6(SYS_setsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, (long)&patience, sizeof patience, 0) != 0 ||
-        sys4(SYS_fstat, fd, (long)&status, 0, 0) != 0) {
+        !remember(&c->socket, (int)fd)) {
         close_file((int)fd);
         return false;
     }
-    c->fd = (int)fd;
-    c->device = status.st_dev;
-    c->inode = status.st_ino;
     c->is_open = true;
     return true;
 }
@@ -178,7 +186,7 @@ static bool is_done(const struct connection *c, double seconds)
 {
     int32_t result;
     for (double waited = 0;; waited += PATIENCE) {
-        long size = retry(SYS_recvfrom, c->fd, &result, sizeof result, 0);
+        long size = retry(SYS_recvfrom, c->socket.fd, &result, sizeof result, 0);
         if (size != -EAGAIN)
             return size == sizeof result && result == 0;
         if (waited > seconds)
@@ -202,7 +210,7 @@ static bool send_memory(const struct connection *c, int fd)
     control.header.cmsg_level = SOL_SOCKET;
     control.header.cmsg_type = SCM_RIGHTS;
     memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
-    return retry(SYS_sendmsg, c->fd, &message, MSG_NOSIGNAL, 0) == sizeof request && is_done(c, 0);
+    return retry(SYS_sendmsg, c->socket.fd, &message, MSG_NOSIGNAL, 0) == sizeof request && is_done(c, 0);
 }
 
 static bool reserve(struct connection *c, uint64_t size)
@@ -216,19 +224,64 @@ static bool reserve(struct connection *c, uint64_t size)
     if (fd < 0)
         return false;
     char *memory = NULL;
+    struct file shared;
     if (sys4(SYS_ftruncate, fd, (long)larger, 0, 0) == 0 &&
-        sys4(SYS_fcntl, fd, F_ADD_SEALS, F_SEAL_SHRINK, 0) == 0)
+        sys4(SYS_fcntl, fd, F_ADD_SEALS, F_SEAL_SHRINK, 0) == 0 && remember(&shared, (int)fd))
         memory = map_memory(larger, (int)fd);
-    bool is_there = memory && send_memory(c, (int)fd);
-    close_file((int)fd);
-    if (!is_there) {
+    if (!memory || !send_memory(c, (int)fd)) {
         unmap_memory(memory, larger);
+        close_file((int)fd);
         return false;
     }
-    unmap_memory(c->memory, c->size);
+    drop_memory(c);
+    c->shared = shared;
     c->memory = memory;
     c->size = larger;
     return true;
+}
+
+/* ---- copies to and from the shared memory, in bytes ---- */
+
+/*
+ * The kernel copies natively, but a system call takes as long as some 3 KiB by emulated instructions do. What
+ * it did not copy, for whatever reason, is left.
+ */
+static size_t copy_by_kernel(const struct connection *c, long call, uint64_t at, char *own, size_t size)
+{
+    size_t done = 0;
+    while (size - done >= BY_KERNEL) {
+        long n = sys4(call, c->shared.fd, (long)(own + done), (long)(size - done), (long)(at + done));
+        if (n <= 0)
+            break;
+        done += (size_t)n;
+    }
+    return done;
+}
+
+/* A matrix of `columns`, so many bytes each; in the program they are `ld` bytes apart. */
+static void copy_in(const struct connection *c, uint64_t at, const char *own, size_t ld, size_t rows,
+                    size_t columns)
+{
+    if (ld == rows) {
+        rows *= columns;
+        columns = 1;
+    }
+    for (size_t i = 0; i < columns; i++, at += rows, own += ld) {
+        size_t done = copy_by_kernel(c, SYS_pwrite64, at, (char *)own, rows);
+        copy(c->memory + at + done, own + done, rows - done);
+    }
+}
+
+static void copy_out(const struct connection *c, uint64_t at, char *own, size_t ld, size_t rows, size_t columns)
+{
+    if (ld == rows) {
+        rows *= columns;
+        columns = 1;
+    }
+    for (size_t i = 0; i < columns; i++, at += rows, own += ld) {
+        size_t done = copy_by_kernel(c, SYS_pread64, at, own, rows);
+        copy(own + done, c->memory + at + done, rows - done);
+    }
 }
 
 /* ---- products ---- */
@@ -249,22 +302,19 @@ static bool compute(struct connection *c, struct blas_request *r, const struct a
     r->a = (struct blas_matrix){0, (int64_t)a_rows};
     r->b = (struct blas_matrix){a_size, (int64_t)b_rows};
     r->c = (struct blas_matrix){a_size + b_size, (int64_t)m};
-    if (c->is_open && !is_same_socket(c))
-        forget(c, false);
-    if ((!c->is_open && !connect_to_worker(c)) || !reserve(c, a_size + b_size + m * n * element))
+    if (c->is_open && (!is_same(&c->socket) || (c->memory && !is_same(&c->shared))))
+        drop(c);
+    if ((!c->is_open && !connect_to_worker(c)) || !reserve(c, r->c.at + m * n * element))
         return false;
-    char *memory = c->memory;
-    copy_matrix(memory, a_rows * element, x->a, (size_t)*x->lda * element, a_rows * element,
-                r->transpose_a ? m : k);
-    copy_matrix(memory + r->b.at, b_rows * element, x->b, (size_t)*x->ldb * element, b_rows * element,
-                r->transpose_b ? k : n);
+    copy_in(c, r->a.at, x->a, (size_t)*x->lda * element, a_rows * element, r->transpose_a ? m : k);
+    copy_in(c, r->b.at, x->b, (size_t)*x->ldb * element, b_rows * element, r->transpose_b ? k : n);
     if (r->beta != 0)
-        copy_matrix(memory + r->c.at, m * element, x->c, (size_t)*x->ldc * element, m * element, n);
-    if (retry(SYS_sendto, c->fd, r, sizeof *r, MSG_NOSIGNAL) != sizeof *r)
+        copy_in(c, r->c.at, x->c, (size_t)*x->ldc * element, m * element, n);
+    if (retry(SYS_sendto, c->socket.fd, r, sizeof *r, MSG_NOSIGNAL) != sizeof *r)
         return false;
     if (!is_done(c, (double)m * (double)n * (double)k / SLOWEST))
         return false;
-    copy_matrix(x->c, (size_t)*x->ldc * element, memory + r->c.at, m * element, m * element, n);
+    copy_out(c, r->c.at, x->c, (size_t)*x->ldc * element, m * element, n);
     return true;
 }
 
@@ -290,7 +340,7 @@ static bool computed(const struct arguments *x, struct blas_request *r, uint64_t
         return false;
     bool is_computed = compute(c, r, x, element);
     if (!is_computed) {
-        forget(c, true);
+        drop(c);
         atomic_store(&is_gone, true);
     }
     atomic_store(&c->is_busy, false);

@@ -53,7 +53,7 @@ def is_fresh(out: Path, targets: list[str]) -> bool:
 def build(out: Path, targets: list[str], extra: list[str] | None = None) -> list[Path]:
     """Return what was built: ``out/<architecture>/tracer.so`` and the others, for each target."""
     return [
-        (_build_static if name in STATIC_PROGRAMS else _build)(output(out, target, name), target, name, extra or [])
+        _build(output(out, target, name), target, name, extra or [])
         for target in targets
         for name in [*LIBRARIES, *PROGRAMS]
     ]
@@ -61,6 +61,8 @@ def build(out: Path, targets: list[str], extra: list[str] | None = None) -> list
 
 def _build(result: Path, target: str, name: str, extra: list[str]) -> Path:
     result.parent.mkdir(parents=True, exist_ok=True)
+    if name in STATIC_PROGRAMS:
+        return _build_static(result, target, name, extra)
     compiled = result.with_suffix(f".{os.getpid()}.o")
     # Built next to its final name and moved there: a running process may map the old one.
     new = result.with_suffix(f".{os.getpid()}.new")
@@ -81,7 +83,6 @@ def _build(result: Path, target: str, name: str, extra: list[str]) -> Path:
 
 
 def _build_static(result: Path, target: str, name: str, extra: list[str]) -> Path:
-    result.parent.mkdir(parents=True, exist_ok=True)
     new = result.with_suffix(f".{os.getpid()}.new")
     zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{target.split('-')[0]}-linux-musl"]
     subprocess.run([*zig, *STATIC, *extra, "-o", str(new), str(FOLDER / f"{name}.c")], check=True)
