@@ -162,8 +162,10 @@ static bool connect_to_worker(struct connection *c)
     long fd = sys4(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, 0);
     if (fd < 0)
         return false;
-    if (sys4(SYS_connect, fd, (long)&address, sizeof address, 0) != 0 ||
+    /* The one for sending also limits connect(2), which waits while too many others do. */
+    if (sys6(SYS_setsockopt, fd, SOL_SOCKET, SO_SNDTIMEO, (long)&patience, sizeof patience, 0) != 0 ||
         sys6(SYS_setsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, (long)&patience, sizeof patience, 0) != 0 ||
+        sys4(SYS_connect, fd, (long)&address, sizeof address, 0) != 0 ||
         !remember(&c->socket, (int)fd)) {
         close_file((int)fd);
         return false;
@@ -181,15 +183,15 @@ static long retry(long call, long fd, void *message, size_t size, int flags)
     return result;
 }
 
-/* Waits for the answer, for so many seconds at most; true if all is done. */
+/* Waits for the answer, at least for so many seconds; true if all is done. */
 static bool is_done(const struct connection *c, double seconds)
 {
     int32_t result;
-    for (double waited = 0;; waited += PATIENCE) {
+    for (double waited = PATIENCE;; waited += PATIENCE) {
         long size = retry(SYS_recvfrom, c->socket.fd, &result, sizeof result, 0);
         if (size != -EAGAIN)
             return size == sizeof result && result == 0;
-        if (waited > seconds)
+        if (waited >= seconds)
             return false;
     }
 }
