@@ -152,16 +152,21 @@ class Built:
     caller: Path
 
 
+def build_callers(folder: Path) -> tuple[Path, Path]:
+    """Compile FALLBACK and CALLER into libraries in a folder that may be moved."""
+    fallback, caller = folder / "libfallback.so", folder / "libcaller.so"
+    for path, source, flags in ((fallback, FALLBACK, []), (caller, CALLER, ["-lfallback"])):
+        path.with_suffix(".c").write_text(source)
+        command = ["gcc", "-O2", "-w", "-shared", "-fPIC", "-o", path, path.with_suffix(".c"), f"-L{folder}"]
+        subprocess.run([*command, "-Wl,-rpath,$ORIGIN", *flags, "-lm"], check=True)
+    return fallback, caller
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     out = tmp_path_factory.mktemp("blas")
     zig_build(out, [TARGET[machine] for machine in MACHINES])
-    made = Built(out, out / "libfallback.so", out / "libcaller.so")
-    for path, source, flags in ((made.fallback, FALLBACK, []), (made.caller, CALLER, ["-lfallback"])):
-        path.with_suffix(".c").write_text(source)
-        command = ["gcc", "-O2", "-w", "-shared", "-fPIC", "-o", path, path.with_suffix(".c"), f"-L{out}"]
-        subprocess.run([*command, f"-Wl,-rpath,{out}", *flags, "-lm"], check=True)
-    return made
+    return Built(out, *build_callers(out))
 
 
 def qemu(machine: str) -> str:
