@@ -44,7 +44,7 @@ EMULATORS = {QEMU: "qemu-user", BOX64: "box64"}  # the package that each is in
 _RUNTIME = Path(rvbundle_runtime.__file__).parent
 _OURS = "rvbundle_runtime"
 # What a foreign payload needs of us beside an emulator: see `runtime/native`.
-_NATIVE = (nativefiles.EMULATE, nativefiles.PROBE)
+_NATIVE = (nativefiles.EMULATE, nativefiles.PROBE, nativefiles.BLAS)
 _PACKAGES = (*hostpython.PYTHON, "libgcc-s1")
 _OPTIONAL = ("python3-zstandard",)  # newer Pythons have a decoder of their own
 # Modules that no import statement which is followed names, and who asks for them.
@@ -129,8 +129,8 @@ def make_bootstrap(
     compiler_packages = resolved(cache, host, hostpython.PYTHON)
     foreign = sorted(set(payloads) - {arch})
     wanted = [(payload, name) for payload in foreign for name in _NATIVE]
-    if foreign:  # the starter is a program for the machine itself
-        wanted.append((arch, nativefiles.STARTER))
+    if foreign:  # these are programs for the machine itself
+        wanted += [(arch, nativefiles.STARTER), (arch, nativefiles.BLAS_WORKER)]
     natives = {f"{a}/{n}": Path(path) for a, n in wanted if (path := nativefiles.path(a, n))}
     key: Key = {
         "packages": [package.sha256 for package in packages],

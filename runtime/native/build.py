@@ -10,11 +10,13 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-LIBRARIES = ["tracer", "traceall", "guard", "emulate"]
+LIBRARIES = ["tracer", "traceall", "guard", "emulate", "blas"]
 INIT_FIRST = ["traceall", "guard"]
 # With libc.so.6 among what it needs: box64 binds weak symbols only to what is loaded by then.
-NEED_LIBC = ["guard", "emulate"]
-PROGRAMS = ["probe", "starter"]
+NEED_LIBC = ["guard", "emulate", "blas"]
+BARE_PROGRAMS = ["probe", "starter"]
+STATIC_PROGRAMS = ["blasworker"]  # with a libc (zig's musl)
+PROGRAMS = [*BARE_PROGRAMS, *STATIC_PROGRAMS]
 TARGETS = ["x86_64-linux-gnu.2.17", "aarch64-linux-gnu.2.17", "riscv64-linux-gnu.2.27"]
 COMPILE = [
     "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined",
@@ -26,6 +28,11 @@ COMPILE = [
 LINK = ["-shared", "-nostdlib", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,-z,nodelete", "-s"]
 # A static program that no loader has to relocate; its segments fit kernels with pages of up to 64 KiB.
 LINK_PROGRAM = ["-static", "-nostdlib", "-Wl,-z,max-page-size=65536", "-s"]
+# What computes: a product and a sum may become one instruction (FMA).
+STATIC = [
+    "-std=c11", "-O3", "-ffp-contract=fast", "-Wall", "-Wextra", "-Werror", "-fno-sanitize=undefined",
+    "-pthread", "-static", "-Wl,-z,max-page-size=65536", "-s",
+]  # fmt: skip
 # Atomic operations in line, not by calling compiler-rt.
 EXTRA_FLAGS = {"aarch64": ["-mno-outline-atomics"]}
 
@@ -54,6 +61,8 @@ def build(out: Path, targets: list[str], extra: list[str] | None = None) -> list
 
 def _build(result: Path, target: str, name: str, extra: list[str]) -> Path:
     result.parent.mkdir(parents=True, exist_ok=True)
+    if name in STATIC_PROGRAMS:
+        return _build_static(result, target, name, extra)
     compiled = result.with_suffix(f".{os.getpid()}.o")
     # Built next to its final name and moved there: a running process may map the old one.
     new = result.with_suffix(f".{os.getpid()}.new")
@@ -69,6 +78,14 @@ def _build(result: Path, target: str, name: str, extra: list[str]) -> Path:
     compiled.unlink()
     if name in INIT_FIRST:
         _init_first(new)
+    new.replace(result)
+    return result
+
+
+def _build_static(result: Path, target: str, name: str, extra: list[str]) -> Path:
+    new = result.with_suffix(f".{os.getpid()}.new")
+    zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{target.split('-')[0]}-linux-musl"]
+    subprocess.run([*zig, *STATIC, *extra, "-o", str(new), str(FOLDER / f"{name}.c")], check=True)
     new.replace(result)
     return result
 

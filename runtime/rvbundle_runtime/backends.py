@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rvbundle_runtime import families, kernels, machine
+from rvbundle_runtime import families, kernels, machine, nativefiles
 from rvbundle_runtime import table as table_file
 from rvbundle_runtime.choice import Choice
 from rvbundle_runtime.errors import HostError, UsageError
@@ -34,7 +34,8 @@ class Backend:
     `needs` are features that the processor must have, `needs_any` of which it must have one; `family` the
     kernels that it uses, with conditions of their own ("": any, traced or not); `library` the BLAS of a
     payload that has several. `env` are variables of the guest, `emulator_env` of the emulator, `torch`
-    settings {name below `torch`: value}; `processor` is the one that an emulator shows.
+    settings {name below `torch`: value}; `processor` is the one that an emulator shows. With `native_blas`
+    the machine itself multiplies an emulated program's matrices (docs/emulation.md).
     """
 
     name: str
@@ -51,6 +52,7 @@ class Backend:
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
     emulator_env: Mapping[str, str] = field(default_factory=dict, hash=False)
     torch: Mapping[str, str] = field(default_factory=dict, hash=False)
+    native_blas: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class Decision:
     emulator_env: Mapping[str, str] = field(default_factory=dict, hash=False)
     library: str = ""
     model: Model | None = None
+    native_blas: bool = False
     measured: bool = False
     choices: tuple[Choice, ...] = ()
 
@@ -140,6 +143,8 @@ def _backend(row: dict[str, Any]) -> Backend:
     made: Backend = _made(Backend, f"backend {row.get('name')}", {**row, **lists})
     if made.precision not in (FLOAT32, BF16):
         raise ValueError(f"backend {made.name}: precision {made.precision!r}")
+    if made.native_blas and "native" in made.launchers:
+        raise ValueError(f"backend {made.name}: native_blas is for emulators")
     return made
 
 
@@ -182,7 +187,21 @@ def why_not(table: Table, row: Backend, situation: Situation) -> str:
         return f"{has} no {', '.join(missing)}"
     if row.needs_any and not processor.flags.intersection(row.needs_any):
         return f"{has} none of {', '.join(row.needs_any)}"
-    return _why_not_traced(row, situation, processor) or _why_not_library(row, situation, processor)
+    return (
+        _why_not_native_blas(row, situation)
+        or _why_not_traced(row, situation, processor)
+        or _why_not_library(row, situation, processor)
+    )
+
+
+def _why_not_native_blas(row: Backend, situation: Situation) -> str:
+    for arch, name in (
+        (situation.host.arch, nativefiles.BLAS_WORKER),
+        (situation.launch.arch, nativefiles.BLAS),
+    ):
+        if row.native_blas and not nativefiles.path(arch, name):
+            return f"this installation of rvbundle has no {name} for {arch}"
+    return ""
 
 
 def _why_not_library(row: Backend, situation: Situation, processor: Processor) -> str:
@@ -387,6 +406,7 @@ def settle(table: Table, situation: Situation, row: Backend | None, setting: Set
         emulator_env=dict(row.emulator_env),
         library=row.library,
         model=_model(table, row, situation),
+        native_blas=row.native_blas,
     )
 
 
@@ -434,6 +454,8 @@ def loads(text: str, key: Mapping[str, Any]) -> Decision | None:
             raise ValueError("expected texts")
         if not isinstance(decision.threads, int) or not decision.choices:
             raise ValueError("expected a number of threads, and reasons")
+        if not isinstance(decision.native_blas, bool):
+            raise ValueError("expected whether matrices are multiplied natively")
         return decision
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no decision: {error}") from None

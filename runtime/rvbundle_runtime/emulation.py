@@ -14,6 +14,21 @@ from rvbundle_runtime.store import PayloadInfo
 BINFMT, PRELOAD, EMULATOR = "binfmt_misc", "preload", "emulator"
 EMULATE = "/run/rvbundle/emulate.so"  # in the sandbox: what puts the emulator before the programs executed
 EMULATOR_FILE = "/run/rvbundle/emulator"  # in the sandbox: what tells it how (docs/emulation.md)
+# In the sandbox: what programs preload, the program that it calls, that one's socket (runtime/native/blas.c).
+BLAS, BLAS_WORKER, BLAS_SOCKET = "/run/rvbundle/blas.so", "/run/rvbundle/blasworker", "/run/rvbundle/blas"
+
+
+@dataclass(frozen=True)
+class NativeBlas:
+    """What computes products of matrices natively: a program and a guest's library, files of the host."""
+
+    worker: str
+    library: str
+    threads: int
+
+    def command(self) -> tuple[str, ...]:
+        """Return the words that start the worker in the sandbox."""
+        return BLAS_WORKER, BLAS_SOCKET, str(self.threads)
 
 
 @dataclass(frozen=True)
@@ -34,6 +49,7 @@ class Emulation:
     starter: str
     library: str
     preload: tuple[str, ...]
+    blas: NativeBlas | None = None
 
     def command(self, argv: tuple[str, ...]) -> tuple[str, ...]:
         """Return the words that start the program `argv`."""
@@ -57,6 +73,9 @@ def plan_emulation(
     preload = [f"{seen}/{GUARD}"] if info.trimmed else []
     if children == PRELOAD:
         preload.append(EMULATE if sandbox != NONE else library)
+    native_blas, choosing_blas = _choose_blas(host, launch, sandbox, decision)
+    if native_blas:
+        preload.append(BLAS)
     if start.preload and preload:
         start = replace(start, env={**start.env, start.preload: ":".join(preload)})
     cpuinfo = machine.cpuinfo(model, host.cpus) if sandbox != NONE else ""
@@ -65,11 +84,29 @@ def plan_emulation(
     whys = (f"{emulator.path} passed its probe", launch.why_launcher, box64.NO_PAGES if no_pages else "")
     why = "; ".join(filter(None, whys))
     starter = nativefiles.place(host.arch, nativefiles.STARTER)
-    return Emulation(start, children, native, cpuinfo, starter, library, tuple(preload)), (
+    return Emulation(start, children, native, cpuinfo, starter, library, tuple(preload), native_blas), (
         Choice("emulator", f"{launch.launcher} {emulator.version}", why, warn=no_pages),
         Choice("processor", model.option or "its default", model.reason),
         Choice("children", children, why_children),
+        *choosing_blas,
     )
+
+
+def _choose_blas(
+    host: Host, launch: Launch, sandbox: str, decision: Decision
+) -> tuple[NativeBlas | None, tuple[Choice, ...]]:
+    if not decision.native_blas:
+        return None, ()
+    if sandbox == NONE:
+        return None, (Choice("native BLAS", "none", "it needs the sandbox", warn=True),)
+    threads = decision.threads or len(host.usable)
+    made = NativeBlas(
+        worker=nativefiles.place(host.arch, nativefiles.BLAS_WORKER),
+        library=nativefiles.place(launch.arch, nativefiles.BLAS),
+        threads=threads,
+    )
+    value = f"{threads} thread{'s' * (threads > 1)}"
+    return made, (Choice("native BLAS", value, "the backend has large products computed natively"),)
 
 
 def _choose_children(host: Host, sandbox: str, start: launchers.Start) -> tuple[str, str]:

@@ -3,7 +3,8 @@
 import os
 
 TRACER, TRACE_ALL, GUARD, EMULATE = "tracer.so", "traceall.so", "guard.so", "emulate.so"
-PROBE, STARTER = "probe", "starter"
+BLAS = "blas.so"
+PROBE, STARTER, BLAS_WORKER = "probe", "starter", "blasworker"
 
 
 def place(arch: str, name: str) -> str:

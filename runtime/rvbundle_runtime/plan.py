@@ -155,7 +155,7 @@ def _preload_list(emulation: Emulation | None) -> tuple[str, ...] | None:
         return None
     if emulation.start.preload:
         return ()  # the list is not for the emulator's own ld.so, which would read it
-    return None if emulation.children == BINFMT else emulation.preload
+    return None if emulation.children == BINFMT and not emulation.blas else emulation.preload
 
 
 def _choose_sandbox(host: Host, options: RunOptions) -> tuple[str, str]:

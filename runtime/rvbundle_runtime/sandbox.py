@@ -12,7 +12,15 @@ from typing import Protocol
 
 from rvbundle_runtime import runinfo, starter
 from rvbundle_runtime import syscalls as sys_
-from rvbundle_runtime.emulation import BINFMT, EMULATE, EMULATOR_FILE, PRELOAD, Emulation
+from rvbundle_runtime.emulation import (
+    BINFMT,
+    BLAS,
+    BLAS_WORKER,
+    EMULATE,
+    EMULATOR_FILE,
+    PRELOAD,
+    Emulation,
+)
 from rvbundle_runtime.errors import SandboxError
 from rvbundle_runtime.launchers import Start
 from rvbundle_runtime.plan import HOME, Mount, Plan
@@ -199,7 +207,7 @@ class Cover:
 
 @dataclass(frozen=True)
 class MarkedCopy:
-    """Show a copy of an emulator for the host's own architecture that is not emulated itself (binfmt.py)."""
+    """Show a copy of a program for the host's own architecture that is not emulated itself (binfmt.py)."""
 
     mount: Mount
 
@@ -326,6 +334,9 @@ def _emulation(emulation: Emulation | None) -> list[Operation]:
         steps += [show(Mount(source, target, read_only=True)) for source, target in emulation.start.files]
         if emulation.start.program:
             steps.append(WriteStarter(emulation.starter, emulation.start))
+        if emulation.blas:
+            steps.append(Bind(Mount(emulation.blas.library, BLAS, read_only=True)))
+            steps.append(show(Mount(emulation.blas.worker, BLAS_WORKER, read_only=True)))
     if emulation and emulation.children == PRELOAD:
         steps.append(Bind(Mount(emulation.library, EMULATE, read_only=True)))
         steps.append(WriteFile(EMULATOR_FILE, emulation.start.settings()))

@@ -21,6 +21,7 @@ from rvbundle_runtime.machine import Model, processors
 from rvbundle_runtime.processor import parse_cpuinfo
 from tests.conftest import REPOSITORY, TEST_CACHE, Result, run_cli
 from tests.emulation.conftest import HERE
+from tests.native.test_blas import build_callers
 
 SIGNATURE = "000106a3"  # Nehalem's family 6, model 26, stepping 3
 
@@ -139,6 +140,15 @@ def test_children_of_every_kind(emulated: Emulated) -> None:
         "code": 7,
         "signal": -signal.SIGTERM,
     }
+
+
+def test_products_are_computed_natively(emulated: Emulated, tmp_path: Path) -> None:
+    """In all of its processes; where the machine does it, no product reaches the agent's own BLAS."""
+    build_callers(tmp_path)
+    native = emulated.run("products", options=("--backend", "nehalem-native-blas"), cwd=tmp_path)
+    assert (native.out, native.err) == ("[0, 0]\n" * 3, "")
+    plain = emulated.run("products", options=("--backend", "nehalem"), cwd=tmp_path)
+    assert plain.out == "[0, 2]\n[0, 4]\n[0, 2]\n"  # a forked child goes on counting
 
 
 def test_pools(emulated: Emulated) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rvbundle_runtime import backends, families, launchers, table
+from rvbundle_runtime import backends, families, launchers, nativefiles, table
 from rvbundle_runtime.backends import Decision, Setting, Situation, Wanted, choose
 from rvbundle_runtime.errors import HostError, UsageError
 from rvbundle_runtime.host import Host
@@ -129,6 +129,23 @@ def test_emulated() -> None:
     assert (other.model.option, other.env["OPENBLAS_CORETYPE"]) == ("Haswell-noTSX", "Haswell")
     with pytest.raises(HostError, match="libraries run other code on AuthenticAMD"):
         decide(on(board, payload("x86_64", trimmed=True), launch=QEMU), backend="epyc")
+
+
+def test_native_blas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is never taken without a measurement, and has what its neighbour has beside it."""
+    situation = on(this(Processor(), "riscv64"), payload("x86_64", trimmed=True), launch=QEMU)
+    made, plain = decide(situation, backend="nehalem-native-blas"), decide(situation)
+    assert (made.native_blas, plain.native_blas) == (True, False)
+    assert (made.env, made.model) == (plain.env, plain.model)
+    assert "nehalem-native-blas" in [row.name for row in backends.fitting(TABLE, situation)]
+    lacking = "blas.so"
+    monkeypatch.setattr(nativefiles, "path", lambda arch, name: "" if name == lacking else f"/{arch}/{name}")
+    with pytest.raises(HostError, match=r"this installation of rvbundle has no blas.so for x86_64"):
+        decide(situation, backend="nehalem-native-blas")
+    lacking = "blasworker"
+    with pytest.raises(HostError, match="this installation of rvbundle has no blasworker for riscv64"):
+        decide(situation, backend="nehalem-native-blas")
+    assert decide(situation).backend == "nehalem"
 
 
 def test_box64_variables_are_the_emulators() -> None:
@@ -283,9 +300,12 @@ def test_what_was_measured_stays_but_for_what_is_asked() -> None:
 
 def test_json() -> None:
     made = decide(on(this(Processor(), "riscv64"), payload("x86_64", trimmed=True), launch=QEMU))
-    text = backends.dumps(made, {"k": 1})
-    assert backends.loads(text, {"k": 1}) == made
-    assert backends.loads(text, {"k": 2}) is None
+    for decision in (made, replace(made, native_blas=True)):
+        text = backends.dumps(decision, {"k": 1})
+        assert backends.loads(text, {"k": 1}) == decision
+        assert backends.loads(text, {"k": 2}) is None
+    with pytest.raises(ValueError, match="expected whether matrices are multiplied natively"):
+        backends.loads(backends.dumps(replace(made, native_blas=1), {}), {})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -317,6 +337,7 @@ def test_a_decision_with_a_variable_that_can_not_be() -> None:
         ({"typo": 1}, "backend any: .*typo"),
         ({"precision": "fp8"}, "backend any: precision 'fp8'"),
         ({"launchers": ["qemu"], "processor": "x"}, "backend any: no processor 'x' of qemu"),
+        ({"native_blas": True}, "backend any: native_blas is for emulators"),
     ],
 )
 def test_a_row_that_is_wrong(change: dict[str, Any], message: str) -> None:

@@ -121,6 +121,39 @@ def test_kernels_are_those_of_the_emulated_processor(pack: ColdPack) -> None:
     assert made.env["ATEN_CPU_CAPABILITY"] == "default"
 
 
+BLAS = "/run/rvbundle/blas.so"
+
+
+@pytest.mark.parametrize(
+    ("denied", "preload"),
+    [
+        ("", ("/usr/lib/rvbundle/guard.so", BLAS)),
+        ("x", ("/usr/lib/rvbundle/guard.so", "/run/rvbundle/emulate.so", BLAS)),
+    ],
+    ids=["binfmt_misc", "preload"],
+)
+def test_native_blas(denied: str, preload: tuple[str, ...]) -> None:
+    """All programs of the payload preload it; the worker is a program for the host."""
+    made = plan(replace(BOARD, binfmt_denied=denied), backend="nehalem-native-blas", threads=3)
+    assert made.emulation
+    assert made.emulation.blas
+    assert made.preload == preload
+    assert made.emulation.blas.worker.endswith("/native/riscv64/blasworker")
+    assert made.emulation.blas.library.endswith("/native/x86_64/blas.so")
+    assert made.emulation.blas.command() == ("/run/rvbundle/blasworker", "/run/rvbundle/blas", "3")
+    assert choice(made, "native BLAS")[0] == "3 threads"
+    assert choice(plan(backend="nehalem-native-blas"), "native BLAS")[0] == "1 thread"  # the host has one
+
+
+def test_native_blas_needs_the_sandbox() -> None:
+    made = plan(backend="nehalem-native-blas", sandbox=False)
+    assert made.emulation
+    assert made.emulation.blas is None
+    assert choice(made, "native BLAS") == ("none", "it needs the sandbox")
+    assert [c.what for c in made.choices if c.warn] == ["native BLAS"]
+    assert "blas" not in made.env["LD_PRELOAD"]
+
+
 VECTORS = families.to_trace("riscv64", V256.processor, ())
 RISCV = replace(INFO, families=VECTORS, trimmed=True, blas={"openblas": "0.3.29"})
 ELSEWHERE = replace(BOARD, arch="x86_64", emulators=(replace(QEMU, guest="riscv64", path="/q/qemu-riscv64"),))

@@ -24,4 +24,6 @@ def test_what_was_compiled(folder: Path) -> None:
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64", "riscv64"])
 def test_what_an_installation_has(arch: str) -> None:
     assert nativefiles.path(arch, nativefiles.EMULATE)
-    assert os.access(nativefiles.path(arch, nativefiles.PROBE), os.X_OK)
+    assert nativefiles.path(arch, nativefiles.BLAS)
+    for program in (nativefiles.PROBE, nativefiles.STARTER, nativefiles.BLAS_WORKER):
+        assert os.access(nativefiles.path(arch, program), os.X_OK)

@@ -234,11 +234,11 @@ BOX64 = Emulator("box64", "x86_64", "/opt/box64", "0.3.4", loader="/lib/ld.so", 
 INSIDE = "/run/rvbundle/emulator.d"
 
 
-def emulated(arch: str, emulator: Emulator, binfmt_denied: str) -> list[str]:
+def emulated(arch: str, emulator: Emulator, binfmt_denied: str, backend: str | None = None) -> list[str]:
     """Return what is done for an emulated payload beside what is done for a native one."""
     host = replace(HOST, arch=arch, namespaces_denied="", emulators=(emulator,), binfmt_denied=binfmt_denied)
     info = replace(INFO, arch="x86_64")
-    options = RunOptions("x.rvb", emulator=emulator.kind)
+    options = RunOptions("x.rvb", emulator=emulator.kind, backend=backend)
     launch = choose_launch(host, ("x86_64",), options, "x.rvb")
     made = make_plan(host, "/store/x/root", info, options, ColdPack("", "none"), launch)
     described = [step.describe() for step in sandbox.operations(made, 1000, 100)]
@@ -269,6 +269,19 @@ def test_emulated_by_the_preload() -> None:
         f"mount /usr/bin/qemu-x86_64 as {INSIDE}/qemu-x86_64 read-only",
         f"mount {library} as /run/rvbundle/emulate.so read-only",
         "write /run/rvbundle/emulator",
+        "write /etc/ld.so.preload",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("host", "show"), [("riscv64", "mount {} as {} read-only"), ("x86_64", "copy {} to {}")]
+)
+def test_native_blas(host: str, show: str) -> None:
+    """The kernel must not have the worker emulated."""
+    natives = Path(sandbox.__file__).parent / "native"
+    assert emulated(host, QEMU, "", "nehalem-native-blas")[2:] == [
+        f"mount {natives}/x86_64/blas.so as /run/rvbundle/blas.so read-only",
+        show.format(f"{natives}/{host}/blasworker", "/run/rvbundle/blasworker"),
         "write /etc/ld.so.preload",
     ]
 

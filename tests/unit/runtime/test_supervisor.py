@@ -217,3 +217,41 @@ def test_outcome_of_a_wait_status(status: int, expected: tuple[int, int]) -> Non
 
 def test_die_like_an_exit_code() -> None:
     assert die_like(Outcome(42)) == 42
+
+
+_BLAS = """
+import json, os, signal, sys
+from rvbundle_runtime import supervisor
+from rvbundle_runtime.errors import RvbundleError
+supervisor._BLAS_POLLS = int(sys.argv[1])
+try:
+    supervisor._start_blas(tuple(sys.argv[2:]))
+    print(json.dumps(os.path.exists(sys.argv[3])), flush=True)
+except RvbundleError as error:
+    print(json.dumps(error.message), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("polls", "script", "expected"),
+    [
+        (5000, 'sleep 0.2; : > "$0"; echo nobody reads this; env >&2; sleep 2', True),
+        (20, "sleep 2", False),
+        (20, "exit 1", False),
+    ],
+    ids=["it listens", "it is slow", "it ends"],
+)
+def test_the_native_blas_is_waited_for(tmp_path: Path, polls: int, script: str, expected: bool) -> None:
+    program = tmp_path / "worker"
+    program.write_text(f'#!/bin/sh\nset -- "$1"\nexec /bin/sh -c \'{script}\' "$1"\n')
+    program.chmod(0o755)
+    command = [sys.executable, "-c", _BLAS, str(polls), str(program), str(tmp_path / "socket")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    assert last_line(done) is expected
+    assert done.stdout.count("\n") == 1
+
+
+def test_a_native_blas_that_can_not_be_started(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _BLAS, "1", str(tmp_path / "none"), str(tmp_path / "socket")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert last_line(done) == "the native BLAS could not be started: No such file or directory"
