@@ -141,7 +141,7 @@ def test_only_these_start_processes_without_subprocess() -> None:
         "checkup.py": {"os.fork"},
         "host.py": {"os.fork"},
         "measuring.py": {"os.fork"},
-        "supervisor.py": {"os.fork", "os.execve"},
+        "supervisor.py": {"os.fork", "os.execve", "os.posix_spawn"},
         "trials.py": {"os.fork"},
     }
 
