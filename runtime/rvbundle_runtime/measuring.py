@@ -7,7 +7,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,14 @@ from rvbundle_runtime.choice import NONE
 from rvbundle_runtime.emulators import signal_name
 from rvbundle_runtime.errors import RvbundleError, StoreError, ToolError
 from rvbundle_runtime.launch import Prepared
-from rvbundle_runtime.measured import RESULT_MAX, SCRIPTS, from_json
+from rvbundle_runtime.measured import RESULT_MAX, SCRIPTS, STDERR_SUFFIX, from_json
 from rvbundle_runtime.options import RunOptions
 from rvbundle_runtime.report import print_error
 
 GUEST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guest")  # where SCRIPTS lie
 _SHOWN = "/run/rvbundle/measure"  # where the sandbox shows script, request and result
 _POLL = 0.01  # seconds
-_TAIL = 2000  # characters of what a failing run has printed
+_TAIL, _LINE_MAX = 4000, 200  # characters of what a failing run has printed, and of its line that is shown
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class Laboratory:
             shutil.copyfile(os.path.join(GUEST, name), self.folder / "measure" / name)
         (self.folder / "measure" / "request.json").write_text(json.dumps(request))
         started = time.monotonic()
-        failed = _in_child(lambda: self._carry_out(decision, env), self.folder / "output", limit)
+        failed = _in_child(lambda: self._carry_out(decision, env), self.folder, limit)
         value = _read(self.folder / "measure" / "result.json")
         if not failed and not (value and value.get("finished")):
-            failed = f"it ended before it was done{_tail(self.folder / 'output')}"
+            failed = f"it ended before it was done{_last_words(self.folder)}"
         return Answer(value, failed, time.monotonic() - started)
 
     def _carry_out(self, decision: Decision, env: Mapping[str, str]) -> int:
@@ -126,14 +126,14 @@ def laboratory(prepared: Prepared, options: RunOptions) -> Iterator[Laboratory]:
         yield Laboratory(prepared, options, Path(folder.name) / "run")
 
 
-def _in_child(work: Callable[[], int], output: Path, limit: float) -> str:
+def _in_child(work: Callable[[], int], folder: Path, limit: float) -> str:
     """Do `work` in a child process; return why it failed, "" if it returned 0 within `limit` seconds."""
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            fd = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(fd, 1)
             os.dup2(fd, 2)
             code = work()
@@ -155,7 +155,7 @@ def _in_child(work: Callable[[], int], output: Path, limit: float) -> str:
         return ""
     number = code - 128 if code > 128 else -code if code < 0 else 0
     how = f"was ended by {signal_name(number)}" if number else f"ended with exit code {code}"
-    return f"it {how}{_tail(output)}"
+    return f"it {how}{_last_words(folder)}"
 
 
 def _wait(pid: int, limit: float) -> int | None:
@@ -172,13 +172,16 @@ def _wait(pid: int, limit: float) -> int | None:
         time.sleep(_POLL)
 
 
-def _tail(output: Path) -> str:
-    try:
-        text = output.read_text(errors="replace")[-_TAIL:].strip()
-    except OSError:
-        return ""
-    last = text.splitlines()[-1:] if text else []
-    return f": {last[0]}" if last else ""
+def _last_words(folder: Path) -> str:
+    """Return what a failing run has said of it: the guard's message if there is one, else the last line."""
+    texts = []
+    for path in (folder / "output", folder / "measure" / f"result.json{STDERR_SUFFIX}"):
+        with suppress(OSError):  # it may not have come so far
+            texts.append(path.read_text(errors="replace")[-_TAIL:])
+    lines = [line for text in texts for line in text.splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith(("rvbundle: ", "error: "))]
+    last = (told or lines)[-1:]
+    return f": {last[0].removeprefix('rvbundle: ')[:_LINE_MAX]}" if last else ""
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -87,7 +87,9 @@ def test_all_of_a_measurements_files_are_named() -> None:
 
 @pytest.mark.parametrize("path", INSIDE, ids=name)
 def test_scripts_for_the_recipes_python(path: Path) -> None:
-    theirs = {"exercise.py": {"numpy", "torch"}, "analysis.py": {"PyInstaller"}}.get(path.name, set())
+    theirs = {"exercise.py": {"measure", "numpy", "torch"}, "analysis.py": {"PyInstaller"}}.get(
+        path.name, set()
+    )
     assert imports(path) - set(sys.stdlib_module_names) - theirs == set()
     ast.parse(path.read_bytes(), str(path), feature_version=(3, 9))
 
@@ -139,6 +141,7 @@ def test_only_these_start_processes_without_subprocess() -> None:
     assert {path: found for path, found in users.items() if found} == {
         "binfmt.py": {"os.fork"},
         "checkup.py": {"os.fork"},
+        "exercise.py": {"os.fork"},
         "host.py": {"os.fork"},
         "measuring.py": {"os.fork"},
         "supervisor.py": {"os.fork", "os.execve", "os.posix_spawn"},

@@ -151,7 +151,7 @@ def _start_measuring(folder, traced):
         file.write(_TOY)
     with open(request, "w") as file:
         workload = {"argv": [toy], "seconds": 0, "repeats": 1}
-        asked = {"modules": modules, "workload": workload, "kernels": True, "touch": True, "cold": False}
+        asked = {"modules": modules, "workload": workload, "kernels": True, "gate": True, "cold": False}
         json.dump(asked, file)
     child = os.fork()
     if child == 0:

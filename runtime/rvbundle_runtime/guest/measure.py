@@ -9,7 +9,6 @@ RESULT are paths of JSON files. The request's keys, all optional:
     gate          true: check the kernels; "precision" ("float32", "tf32", "bf16") says to what they may round
     cold          false: no cold pack is at hand: convolutions are left out, unless the agent has some
     kernels       true: time kernels within "kernel_seconds"
-    touch         true: call what the gate calls, and check nothing (builds trace it)
     layers, convolutions      their sizes; without them those of the program's own layers are taken
 
 The result is written after each part, first under another name; "finished" is true in the last one. What the
@@ -29,12 +28,12 @@ if __name__ == "__main__" and sys.path[:1] != [_HERE]:  # an isolated Python
     sys.path.insert(0, _HERE)
 
 import measure_profile  # noqa: E402 they lie beside this file, wherever that is
-from measure_gate import gate, touch  # noqa: E402
+from measure_gate import gate  # noqa: E402
 from measure_kernels import LAYERS, kernels  # noqa: E402
 from measure_layers import LayerWatch  # noqa: E402
 from measure_workload import Workload  # noqa: E402
 
-__all__ = ["gate", "main", "touch"]
+__all__ = ["gate", "main"]
 
 _KERNEL_SECONDS = 2.0
 
@@ -128,11 +127,6 @@ class Measurement:
             precision = self._request.get("precision") or "float32"
             self.result["gate"] = gate(self._modules, precision, convolution)
 
-    def run_touch(self) -> None:
-        """Call the kernels that the gate calls."""
-        if self._request.get("touch"):
-            touch(self._modules)
-
     def run_kernels(self) -> None:
         """Time the kernels."""
         if self._request.get("kernels"):
@@ -209,8 +203,7 @@ def main(request_path: str, result_path: str) -> NoReturn:
 
     os._exit = exit_of_a_program
     measurement.write()
-    parts = (measurement.run_workload, measurement.run_gate, measurement.run_touch, measurement.run_kernels)
-    measurement.finish(list(parts))
+    measurement.finish([measurement.run_workload, measurement.run_gate, measurement.run_kernels])
     sys.stdout.flush()
     leave(0)  # no waiting for threads that the program has left, nor for torch's long good-bye
 

@@ -513,37 +513,6 @@ def _unusable(name: str, error: Exception) -> dict[str, Any]:
     return {"check": text, "error": None, "bound": 1.0, "passed": False}
 
 
-def touch(modules: Sequence[str]) -> None:
-    """Call once all that `gate` calls but convolutions, and make nothing of the results.
-
-    Builds trace this, so that the gate needs no cold pack. Convolutions take as much code as all the rest: an
-    agent that has some has traced them itself.
-    """
-    for kind in (Torch, Numpy):
-        if kind.name not in modules:
-            continue
-        library = kind()
-        with library.quiet():
-            for dtype in UNIT:
-                for m, k, n in SIZES:
-                    _touch_products(library, matrix(m, k, m), matrix(k, n, n), dtype)
-                for n in CHOLESKY_SIZES:
-                    library.cholesky(plain(library, _symmetric(n), dtype))
-        if kind is Torch:
-            settle("two layers, backward", _mlp(library, "float32", (), "float32"))
-
-
-def _touch_products(library: Any, a: Matrix, b: Matrix, dtype: str) -> None:
-    for left, right in LAYOUTS.values():
-        x, y = left(library, a, dtype), right(library, b, dtype)
-        for way in library.ways(False).values():
-            flat(way(x, y))
-        flat(library.times(x, y[:, 0]))
-        flat(x @ x.T)
-        if hasattr(library.module, "addmm"):
-            flat(library.module.addmm(y[0], x, y))
-
-
 def gate(
     modules: Sequence[str], precision: str = "float32", convolution: bool = True
 ) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from rvbundle.split import COLD_LIST, Placed, Split
 from rvbundle.stage_agent import StagedAgent, start_words
 from rvbundle.trimming import Trims
 from rvbundle_runtime import format as fmt
+from rvbundle_runtime import measuring
 
 from .test_lock import recipe
 from .test_split import LIB, SITE, file, frozen
@@ -356,6 +357,8 @@ def test_exercises() -> None:
     request = {
         "modules": ["colorsys", "no_such_module", "antigravity.x", "this"],
         "traced": ["numpy", "torch"],
+        "measure": measuring.GUEST,
+        "errors": True,
     }
     command = [sys.executable, "-I", "-v", script, json.dumps(request)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

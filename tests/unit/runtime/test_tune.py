@@ -47,7 +47,7 @@ def test_what_is_asked_for_is_not_searched() -> None:
 def test_emulated_processors_are_candidates() -> None:
     board = replace(HOST, usable=(0, 1), emulators=(PROGRAM,))
     found = names(on(board, payload("x86_64"), launch=QEMU))
-    assert found[:4] == ["nehalem", "haswell", "epyc", "qemu-default"]
+    assert found[:4] == ["nehalem", "nehalem-native-blas", "haswell", "epyc"]
 
 
 def test_nothing_to_choose_from() -> None:
