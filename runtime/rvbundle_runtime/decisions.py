@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rvbundle_runtime import __version__, backends, table
-from rvbundle_runtime.backends import Decision, Situation, Wanted
+from rvbundle_runtime import __version__, table
+from rvbundle_runtime.decision import Decision, Situation, Wanted, dumps, loads
 from rvbundle_runtime.launchers.start import usable
 
 _FOLDER = "backends"
@@ -30,6 +30,8 @@ def decide(situation: Situation, wanted: Wanted, base: Path, keep: bool = True) 
     found = read(base, key)
     if found and wanted.nothing:
         return found
+    from rvbundle_runtime import backends  # late: most runs find what was decided before
+
     made = backends.choose(backends.load_table(), situation, wanted, found)
     if wanted.nothing and keep:
         with contextlib.suppress(OSError):  # an unwritable store: it takes some milliseconds each time
@@ -80,7 +82,7 @@ def read(base: Path, key: dict[str, Any]) -> Decision | None:
     """Return the decision that was made for `key`; None if there is none, or it can't be read."""
     try:
         with open(_path(base, key), encoding="utf-8") as file:
-            return backends.loads(file.read(), key)
+            return loads(file.read(), key)
     except (OSError, ValueError):
         return None
 
@@ -92,7 +94,7 @@ def write(base: Path, key: dict[str, Any], decision: Decision) -> None:
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with open(temporary, "w", encoding="utf-8") as file:
-            file.write(backends.dumps(decision, key))
+            file.write(dumps(decision, key))
         os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):

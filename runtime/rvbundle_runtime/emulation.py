@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from rvbundle_runtime import launchers, machine, nativefiles
 from rvbundle_runtime.absent import GUARD
-from rvbundle_runtime.backends import Decision
 from rvbundle_runtime.choice import NAMESPACES, NONE, Choice
+from rvbundle_runtime.decision import Decision
 from rvbundle_runtime.host import Host
 from rvbundle_runtime.launchers import box64
 from rvbundle_runtime.selection import Launch

@@ -10,7 +10,7 @@ from rvbundle_runtime import decisions, store
 from rvbundle_runtime import format as fmt
 from rvbundle_runtime import plan as planning
 from rvbundle_runtime.absent import RUN
-from rvbundle_runtime.backends import Situation
+from rvbundle_runtime.decision import Situation
 from rvbundle_runtime.errors import ImageError, RvbundleError
 from rvbundle_runtime.host import CachePlace, Host
 from rvbundle_runtime.image import Reader

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rvbundle_runtime import decisions, selection, store
 from rvbundle_runtime import plan as planning
-from rvbundle_runtime.backends import Decision, Situation
+from rvbundle_runtime.decision import Decision, Situation
 from rvbundle_runtime.errors import HostError, ImageError, StoreError
 from rvbundle_runtime.host import CachePlace, Host, cache_place, read_host
 from rvbundle_runtime.image import Reader

@@ -14,8 +14,8 @@ from typing import Any
 
 from rvbundle_runtime import launch, supervisor
 from rvbundle_runtime import plan as planning
-from rvbundle_runtime.backends import Decision
 from rvbundle_runtime.choice import NONE
+from rvbundle_runtime.decision import Decision
 from rvbundle_runtime.emulators import signal_name
 from rvbundle_runtime.errors import RvbundleError, StoreError, ToolError
 from rvbundle_runtime.launch import Prepared

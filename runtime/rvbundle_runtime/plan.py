@@ -6,10 +6,10 @@
 import os.path
 from dataclasses import dataclass
 
-from rvbundle_runtime import backends, blas, runinfo
+from rvbundle_runtime import blas, runinfo
 from rvbundle_runtime.absent import GUARD
-from rvbundle_runtime.backends import Decision, Situation, Wanted
 from rvbundle_runtime.choice import NAMESPACES, NONE, ROOT, Choice
+from rvbundle_runtime.decision import Decision, Situation, Wanted
 from rvbundle_runtime.emulation import BINFMT, Emulation, plan_emulation
 from rvbundle_runtime.errors import SandboxError
 from rvbundle_runtime.host import ENV_ALLOWED, ENV_PROXIES, Host
@@ -141,6 +141,8 @@ def make_plan(
 def _unmeasured(
     host: Host, launch: Launch, info: PayloadInfo, options: RunOptions, cold: ColdPack
 ) -> Decision:
+    from rvbundle_runtime import backends  # late: a run brings a decision along
+
     situation = Situation(host, launch, info, bool(cold.path))
     return backends.choose(backends.load_table(), situation, wanted(options))
 

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from rvbundle_runtime import __version__
-from rvbundle_runtime.backends import Decision
 from rvbundle_runtime.choice import Choice
+from rvbundle_runtime.decision import Decision
 from rvbundle_runtime.host import Host
 from rvbundle_runtime.selection import Launch
 from rvbundle_runtime.store import PayloadInfo

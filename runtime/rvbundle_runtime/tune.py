@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rvbundle_runtime import backends, decisions, golden, launch, plan, tuning
-from rvbundle_runtime.backends import Decision, Setting, Situation, Table, Wanted
+from rvbundle_runtime.backends import Setting, Table
 from rvbundle_runtime.choice import Choice
+from rvbundle_runtime.decision import Decision, Situation, Wanted
 from rvbundle_runtime.errors import HostError, StoreError, ToolError
 from rvbundle_runtime.golden import Workload
 from rvbundle_runtime.host import CachePlace, Host
@@ -23,6 +24,7 @@ from rvbundle_runtime.measuring import Laboratory, laboratory
 from rvbundle_runtime.options import AUTO, BF16, FLOAT32, RunOptions
 from rvbundle_runtime.tuning import Candidate, Space, Trial, Tuned
 
+SECONDS_VARIABLE = "RVBUNDLE_TUNE_SECONDS"  # says so where no option can: slow boards, self-running files
 SECONDS, EMULATED_SECONDS = 60.0, 900.0  # how long the search may take: natively, emulated
 _FIRST_LIMIT, _EMULATED_FIRST_LIMIT = 600.0, 7200.0  # seconds until a first measurement counts as hanging
 _LIMIT_FACTOR, _LIMIT_MORE = 3.0, 10.0  # later ones: so many times the first one's time, and seconds
@@ -297,6 +299,8 @@ class Bar:
 
 def run(host: Host, options: RunOptions, place: CachePlace, seconds: float | None = None) -> int:
     """Tune and print the table; return the exit code."""
+    if seconds is None and host.environ.get(SECONDS_VARIABLE, "").isdecimal():
+        seconds = float(host.environ[SECONDS_VARIABLE]) or None
     bar = Bar()
     try:
         tuned, found, _ = tune(host, options, place, seconds, bar.show)

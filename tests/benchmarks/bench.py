@@ -28,6 +28,7 @@ from tests.emulation.hosts import make_host, on_host
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 AGENT = REPOSITORY / "recipes" / "cartpole-policy-gradient"
+AGENTS = REPOSITORY / "tests" / "benchmarks" / "agents"
 SB3 = REPOSITORY / "recipes" / "sb3-ppo"
 TORCH = "usr/lib/python3.11/site-packages/torch/lib/libtorch_cpu.so"
 STEM = "cartpole-policy-gradient-1.0.0"
@@ -444,8 +445,170 @@ def riscv_launcher_rows(bench: Bench) -> list[Row]:
     return [Row("launcher, warm, on riscv64 under qemu-riscv64", "report", f"{seconds:.1f} s", met=True)]
 
 
+UPDATES, EMULATED_EPISODES = 12, 20  # of the emulated agents
+SB3_STEPS = (4096, 40960)  # a short run and a long one: their difference is training
+
+
+def emulators(bench: Bench) -> Path:
+    """Return the folder of the emulators that the builds use, fetched by one that needs them."""
+    found = list((bench.work / "cache" / "build" / "emulators").glob("*/root/usr/bin"))
+    if not found:
+        recipe = REPOSITORY / "recipes" / "tabular-q" / "riscv64.toml"
+        bench.rvbundle("build", recipe, "-o", bench.scratch(), "--payload", RISCV64)
+        found = list((bench.work / "cache" / "build" / "emulators").glob("*/root/usr/bin"))
+    return found[0]
+
+
+def tuned_rows(bench: Bench) -> list[Row]:
+    """Measure what `tune` wins where everything is emulated, against QEMU's defaults."""
+    bench.env["RVBUNDLE_EMULATORS"] = str(emulators(bench))
+    out = bench.scratch()
+    bench.rvbundle("build", AGENTS / "wide", "-o", out)
+    (wide,) = (path for path in out.glob("*.rvb") if ".cold" not in path.name)
+    emulated = ("--emulator", "qemu")
+    print(bench.rvbundle("tune", *emulated, "--seconds", "600", wide).stdout, file=sys.stderr)
+
+    def update(*options: str) -> float:
+        words = ["run", *emulated, *options, str(wide), "--", "--updates", str(UPDATES)]
+        return float(re.findall(r"seconds per update ([\d.]+)", bench.rvbundle(*words).stderr)[-1])
+
+    plain, tuned = alternately(3, lambda: update("--backend", "qemu-default"), update)
+    ratio = plain / tuned
+    text = f"{tuned * 1000:.0f} ms (QEMU's default {plain * 1000:.0f} ms): {ratio:.1f} times as fast"
+    rows = [Row("emulated, layers of 256: one training update, tuned", "2 times as fast", text, ratio >= 2)]
+    print(bench.rvbundle("tune", *emulated, "--seconds", "600", bench.image).stdout, file=sys.stderr)
+    run = [sys.executable, "-m", "rvbundle", "run", *emulated]
+
+    def training_of(*options: str) -> float:
+        words = [*run, *options, str(bench.image)]
+        return whole_run(bench, words, EMULATED_EPISODES) - whole_run(bench, words, 2)
+
+    plain, tuned = alternately(2, lambda: training_of("--backend", "qemu-default"), training_of)
+    text = f"{tuned:.1f} s (QEMU's default {plain:.1f} s): {plain / tuned:.2f} times as fast"
+    what = f"emulated, cartpole-policy-gradient: training, {EMULATED_EPISODES - 2} episodes, tuned"
+    return [*rows, Row(what, "not slower", text, tuned <= plain)]
+
+
+def alternately(times: int, first: Callable[[], float], second: Callable[[], float]) -> tuple[float, float]:
+    """Return the medians of two measurements that take turns."""
+    found: tuple[list[float], list[float]] = ([], [])
+    for number in range(times):
+        order = [(found[0], first), (found[1], second)]
+        for results, measure in order if number % 2 else reversed(order):
+            results.append(measure())
+    return statistics.median(found[0]), statistics.median(found[1])
+
+
+def native_rows(bench: Bench) -> list[Row]:
+    """Measure the chosen backends natively, against a plain venv without any settings."""
+    print(bench.rvbundle("tune", bench.image).stdout, file=sys.stderr)
+    run = [sys.executable, "-m", "rvbundle", "run"]
+
+    def training_of(command: list[str]) -> float:
+        return whole_run(bench, command, EPISODES * 4) - whole_run(bench, command, 2)
+
+    packed = [*run, str(bench.image)]
+    plain, tuned = alternately(bench.pairs, lambda: training_of(bench.in_venv()), lambda: training_of(packed))
+    text = f"{tuned:.2f} s (venv {plain:.2f} s, ratio {tuned / plain:.3f})"
+    rows = [
+        Row("native: training of cartpole-policy-gradient, tuned", "venv × 1.02", text, tuned <= plain * 1.02)
+    ]
+    out = bench.scratch()
+    bench.rvbundle("build", SB3, "-o", out)
+    (image,) = (path for path in out.glob("*.rvb") if ".cold" not in path.name)
+    print(bench.rvbundle("tune", image).stdout, file=sys.stderr)
+    subprocess.run([bench.venv, "-m", "pip", "install", "-q", "stable-baselines3==2.9.2"], check=True)
+
+    def steps_of(*command: str) -> float:
+        times = []
+        for steps in SB3_STEPS:
+            started = time.monotonic()
+            subprocess.run(
+                [*command, "--timesteps", str(steps)],
+                env=bench.env, cwd=bench.scratch(), check=True, capture_output=True,
+            )  # fmt: skip
+            times.append(time.monotonic() - started)
+        return times[1] - times[0]
+
+    plain, tuned = alternately(
+        3, lambda: steps_of(str(bench.venv), str(SB3 / "train.py")), lambda: steps_of(*run, str(image), "--")
+    )
+    text = f"{tuned:.2f} s (venv {plain:.2f} s, ratio {tuned / plain:.3f})"
+    what = f"native: training of sb3-ppo, {SB3_STEPS[1] - SB3_STEPS[0]} steps, tuned"
+    return [*rows, Row(what, "venv × 1.02", text, tuned <= plain * 1.02)]
+
+
+def vector_rows(bench: Bench) -> list[Row]:
+    """Let a self-running file choose BLAS and kernels on emulated riscv64 machines with vectors."""
+    qemu = emulators(bench)
+    out = bench.scratch()
+    bench.rvbundle(
+        "build",
+        AGENTS / "sgemm",
+        "-o",
+        out,
+        "--payload",
+        RISCV64,
+        "--self-running",
+        RISCV64,
+        "--cold",
+        "embed",
+    )
+    host = make_host(bench.scratch(), bench.work / "cache")
+    (file,) = out.glob("*.run")
+    shutil.copy2(file, host / "srv/x.run")
+    rows = []
+    for vlen in (128, 256):
+        cpu = f"QEMU_CPU=rv64,v=true,vlen={vlen}"
+        words = ["/bin/env", cpu, "RVBUNDLE_TUNE_SECONDS=900", "/srv/x.run", f"--rvbundle-env={cpu}"]
+        done = on_host(host, qemu, *words, "--rvbundle-tune", timeout=1800)
+        assert done.returncode == 0, done.stderr
+        print(done.stdout, file=sys.stderr)
+        times = dict(re.findall(r"^([\w-]+) +[\d.]+ m?s +\d+ +([\d.]+) ms", done.stdout, re.MULTILINE))
+        chosen = re.findall(r"^chosen: ([\w-]+)", done.stdout, re.MULTILINE)[0]
+        text = f"{chosen}: {times[chosen]} ms (reference {times['reference']} ms)"
+        met = float(times[chosen]) <= float(times["reference"])
+        rows.append(
+            Row(
+                f"riscv64 with vectors of {vlen} bits: sgemm of 256, chosen by `tune`", "reference", text, met
+            )
+        )
+    return rows
+
+
+# What choosing adds to a run: its modules, and finding a decision that was made before.
+DECIDE = """
+import sys, time
+from pathlib import Path
+from rvbundle_runtime import selection, store, pager  # a run has them anyway
+from rvbundle_runtime.host import read_host
+from rvbundle_runtime.store import PayloadInfo
+host = read_host()
+info = PayloadInfo("ab" * 32, "x", "1", host.arch, "wheels", "3", (), "usr/lib", False, {})
+started = time.perf_counter()
+from rvbundle_runtime import decisions
+from rvbundle_runtime.decision import Situation, Wanted
+situation = Situation(host, selection.native_launch(host), info, False)
+decisions.decide(situation, Wanted(), Path(sys.argv[1]))
+print(time.perf_counter() - started)
+"""
+
+
+def choosing_rows(bench: Bench) -> list[Row]:
+    """Measure what choosing adds to a run that finds a decision, with the modules that only it needs."""
+    place = bench.scratch()
+    words = [sys.executable, "-c", DECIDE, place]
+    times = [
+        float(subprocess.run(words, env=bench.env, check=True, capture_output=True, text=True).stdout)
+        for _ in range(22)
+    ][1:]
+    median = statistics.median(times) * 1000
+    return [Row("choosing a backend that was chosen before", "5 ms", f"{median:.1f} ms", median <= 5)]
+
+
 PARTS: dict[str, tuple[Callable[[Bench], list[Row]], ...]] = {
     "image": (build_rows, run_rows, page_rows, changed_rows, kept_rows),
+    "backends": (choosing_rows, native_rows, tuned_rows, vector_rows),
     "riscv": (launcher_rows, riscv_rows, emulated_rows, riscv_launcher_rows),
 }
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rvbundle_runtime import backends, decisions, tune
-from rvbundle_runtime.backends import Backend, Decision
+from rvbundle_runtime.backends import Backend
+from rvbundle_runtime.decision import Decision
 from rvbundle_runtime.host import CachePlace, read_host
 from rvbundle_runtime.options import RunOptions
 from rvbundle_runtime.tuning import Tuned

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from rvbundle_runtime import backends, families, launchers, nativefiles, table
-from rvbundle_runtime.backends import Decision, Setting, Situation, Wanted, choose
+from rvbundle_runtime.backends import Setting, choose
+from rvbundle_runtime.decision import Decision, Situation, Wanted, dumps, loads
 from rvbundle_runtime.errors import HostError, UsageError
 from rvbundle_runtime.host import Host
 from rvbundle_runtime.processor import Cluster, Processor
@@ -301,11 +302,11 @@ def test_what_was_measured_stays_but_for_what_is_asked() -> None:
 def test_json() -> None:
     made = decide(on(this(Processor(), "riscv64"), payload("x86_64", trimmed=True), launch=QEMU))
     for decision in (made, replace(made, native_blas=True)):
-        text = backends.dumps(decision, {"k": 1})
-        assert backends.loads(text, {"k": 1}) == decision
-        assert backends.loads(text, {"k": 2}) is None
+        text = dumps(decision, {"k": 1})
+        assert loads(text, {"k": 1}) == decision
+        assert loads(text, {"k": 2}) is None
     with pytest.raises(ValueError, match="expected whether matrices are multiplied natively"):
-        backends.loads(backends.dumps(replace(made, native_blas=1), {}), {})  # type: ignore[arg-type]
+        loads(dumps(replace(made, native_blas=1), {}), {})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -322,13 +323,13 @@ def test_json() -> None:
 )
 def test_what_is_no_decision(text: str) -> None:
     with pytest.raises(ValueError):
-        backends.loads(text, {})
+        loads(text, {})
 
 
 def test_a_decision_with_a_variable_that_can_not_be() -> None:
     made = replace(decide(on(this(XEON), payload("x86_64"))), env={"A": "b\0c"})
     with pytest.raises(ValueError, match="expected texts"):
-        backends.loads(backends.dumps(made, {}), {})
+        loads(dumps(made, {}), {})
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rvbundle_runtime import backends, decisions
-from rvbundle_runtime.backends import Situation, Wanted
+from rvbundle_runtime.decision import Situation, Wanted
 from rvbundle_runtime.decisions import decide, forget, key_of, read, write
 from rvbundle_runtime.processor import Cluster, Processor
 from rvbundle_runtime.selection import Launch, native_launch

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from rvbundle_runtime import tune
-from rvbundle_runtime.backends import Setting, Situation, Wanted
+from rvbundle_runtime.backends import Setting
+from rvbundle_runtime.decision import Situation, Wanted
 from rvbundle_runtime.errors import HostError
 from rvbundle_runtime.measured import from_result
 from rvbundle_runtime.tuning import Candidate, Line, Tuned
