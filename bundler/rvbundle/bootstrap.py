@@ -43,6 +43,7 @@ QEMU, BOX64 = "qemu", "box64"
 EMULATORS = {QEMU: "qemu-user", BOX64: "box64"}  # the package that each is in
 _RUNTIME = Path(rvbundle_runtime.__file__).parent
 _OURS = "rvbundle_runtime"
+_MUSL_TEXT = "share/doc/musl/copyright"
 # What a foreign payload needs of us beside an emulator: see `runtime/native`.
 _NATIVE = (nativefiles.EMULATE, nativefiles.PROBE, nativefiles.BLAS)
 _PACKAGES = (*hostpython.PYTHON, "libgcc-s1")
@@ -223,6 +224,8 @@ class _Layout:
         for name, path in natives.items():
             executable = path.suffix != ".so"
             found[f"{stdlib}/{_OURS}/native/{name}"] = _File(path.read_bytes(), executable)
+        if any(name.endswith(f"/{nativefiles.BLAS_WORKER}") for name in natives):
+            found[_MUSL_TEXT] = _File(Path(nativefiles.place("", nativefiles.MUSL_LICENCE)).read_bytes())
         for name, path in _data().items():
             found[f"{stdlib}/{_OURS}/{name}"] = _File(path.read_bytes())
         return found
@@ -349,6 +352,8 @@ def _texts(files: Mapping[str, _File], origins: Sequence[Origin]) -> dict[str, _
 
 def _licences(files: Mapping[str, _File], origins: Sequence[Origin]) -> list[Licence]:
     found = [licences.of_rvbundle()]
+    if _MUSL_TEXT in files:  # the native BLAS's worker is linked with it
+        found.append(Licence("musl", "", "MIT", "", _MUSL_TEXT))
     for origin in origins:
         names = licences.owned(_parts(files), origin)
         found += licences.of_packages(origin.root, [origin.packages[name] for name in names])

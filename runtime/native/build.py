@@ -16,6 +16,7 @@ INIT_FIRST = ["traceall", "guard"]
 NEED_LIBC = ["guard", "emulate", "blas"]
 BARE_PROGRAMS = ["probe", "starter"]
 STATIC_PROGRAMS = ["blasworker"]  # with a libc (zig's musl)
+MUSL_LICENCE = "musl.COPYRIGHT"
 PROGRAMS = [*BARE_PROGRAMS, *STATIC_PROGRAMS]
 TARGETS = ["x86_64-linux-gnu.2.17", "aarch64-linux-gnu.2.17", "riscv64-linux-gnu.2.27"]
 COMPILE = [
@@ -52,11 +53,21 @@ def is_fresh(out: Path, targets: list[str]) -> bool:
 
 def build(out: Path, targets: list[str], extra: list[str] | None = None) -> list[Path]:
     """Return what was built: ``out/<architecture>/tracer.so`` and the others, for each target."""
+    _copy_licence(out)
     return [
         _build(output(out, target, name), target, name, extra or [])
         for target in targets
         for name in [*LIBRARIES, *PROGRAMS]
     ]
+
+
+def _copy_licence(out: Path) -> None:
+    """Put the licence of musl, which is in the static programs, beside what is built."""
+    import ziglang
+
+    out.mkdir(parents=True, exist_ok=True)
+    text = Path(ziglang.__file__).parent / "lib" / "libc" / "musl" / "COPYRIGHT"
+    (out / MUSL_LICENCE).write_bytes(text.read_bytes())
 
 
 def _build(result: Path, target: str, name: str, extra: list[str]) -> Path:

@@ -24,5 +24,6 @@ class CompileHook(BuildHookInterface[Any]):
             build.build(_OUTPUT, build.TARGETS)
         build_data["artifacts"] += [
             "runtime/rvbundle_runtime/native/**/*.so",
+            f"runtime/rvbundle_runtime/native/{build.MUSL_LICENCE}",
             *(f"runtime/rvbundle_runtime/native/**/{program}" for program in build.PROGRAMS),
         ]

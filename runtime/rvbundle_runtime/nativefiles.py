@@ -4,6 +4,7 @@ import os
 
 TRACER, TRACE_ALL, GUARD, EMULATE = "tracer.so", "traceall.so", "guard.so", "emulate.so"
 BLAS = "blas.so"
+MUSL_LICENCE = "musl.COPYRIGHT"  # of what is in BLAS_WORKER; lies in no folder of an architecture
 PROBE, STARTER, BLAS_WORKER = "probe", "starter", "blasworker"
 
 

@@ -88,7 +88,7 @@ def test_the_plan_says_so(emulated: Emulated) -> None:
     choices = {choice["what"]: choice for choice in json.loads(explained.out)["choices"]}
     assert choices["children"]["value"] == emulated.children
     assert choices["emulator"]["value"].startswith("qemu ")
-    assert choices["CPU kernels"]["value"] == "baseline"
+    assert choices["backend"]["value"] == "nehalem"
 
 
 @pytest.mark.parametrize("code", [0, 5, 255])
