@@ -79,7 +79,7 @@ class MountPayload:
         return f"mount the payload {self.root}"
 
     def execute(self) -> None:
-        root = _OLD + self.root
+        root = _resolve(self.root)  # the store may lie behind a link
         for name in sorted(os.listdir(root)):
             path = f"{root}/{name}"
             if os.path.islink(path):

@@ -174,6 +174,14 @@ def test_volumes(probe_image: Path, tmp_path: Path) -> None:
     assert "Read-only file system" in refused.err
 
 
+def test_a_store_behind_a_link(alone: Path, tmp_path: Path) -> None:
+    """The home folder of many users is one; the sandbox sees the host's paths from below another root."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    done = run_cli("run", alone, "hello", cwd=tmp_path, env={"RVBUNDLE_CACHE": str(tmp_path / "link/cache")})
+    assert (done.code, done.out) == (0, "hello\n"), done.err
+
+
 def test_a_working_folder_with_spaces_links_and_no_utf8(probe_image: Path, tmp_path: Path) -> None:
     folder = tmp_path / "with spaces ü"
     folder.mkdir()
