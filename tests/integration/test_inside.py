@@ -28,7 +28,17 @@ def test_the_agent_sees_only_what_it_should(probe_image: Path, tmp_path: Path) -
     assert facts["files"] == ["mine.txt"]
     assert set(facts["env"]) == {
         *kept,
-        *("HOME", "LANG", "LOGNAME", "PATH", "SDL_AUDIODRIVER", "SDL_VIDEODRIVER", "SHELL", "USER"),
+        *(
+            "HOME",
+            "LANG",
+            "LOGNAME",
+            "PATH",
+            "RVBUNDLE_RUNTIME",
+            "SDL_AUDIODRIVER",
+            "SDL_VIDEODRIVER",
+            "SHELL",
+            "USER",
+        ),
         *(name for name in ("COLUMNS", "LINES", "COLORTERM", "FORCE_COLOR") if name in facts["env"]),
         *(name for name in facts["env"] if name.lower().endswith("_proxy")),
     }
