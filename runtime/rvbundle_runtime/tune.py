@@ -22,6 +22,7 @@ from rvbundle_runtime.image import Reader
 from rvbundle_runtime.measured import Measured, from_result
 from rvbundle_runtime.measuring import Laboratory, laboratory
 from rvbundle_runtime.options import AUTO, BF16, FLOAT32, RunOptions
+from rvbundle_runtime.store import PayloadInfo
 from rvbundle_runtime.tuning import Candidate, Space, Trial, Tuned
 
 SECONDS_VARIABLE = "RVBUNDLE_TUNE_SECONDS"  # says so where no option can: slow boards, self-running files
@@ -65,6 +66,8 @@ class _Bench:
         measured, failed = self._run(candidate, gate=True)
         if failed or measured is None:
             return failed
+        if modules(self.lab.prepared.situation.info) and not measured.gate:
+            return "nothing could be checked"
         wrong = measured.wrong
         if wrong:
             error = "" if wrong[0].error is None else f", {wrong[0].error:.3g} times the bound"
@@ -118,7 +121,7 @@ def request(
         "repeats": _REPEATS if native else _EMULATED_REPEATS,
     }
     return {
-        "modules": [name for name in MODULES if name in situation.info.packages],
+        "modules": list(modules(situation.info)),
         "gate": gate,
         "precision": precision,
         "kernels": not gate and not profile,
@@ -182,6 +185,11 @@ def tune(
     return tuned, bench.found, decision
 
 
+def modules(info: PayloadInfo) -> tuple[str, ...]:
+    """Return which of MODULES a payload has: as a distribution, or as a package of Debian's."""
+    return tuple(name for name in MODULES if {name, f"python3-{name}"} & info.packages.keys())
+
+
 def first_limit(situation: Situation) -> float:
     """Return after how many seconds a first measurement counts as hanging."""
     return _FIRST_LIMIT if situation.launch.native else _EMULATED_FIRST_LIMIT
@@ -191,7 +199,7 @@ def find_workload(image: str, situation: Situation) -> Workload | None:
     """Return the first recorded workload of the payload; raises HostError if nothing can be measured."""
     with Reader(Path(image)) as reader:
         found = golden.from_details(reader.index().details, situation.launch.arch)
-    if not found and not set(MODULES) & situation.info.packages.keys():
+    if not found and not modules(situation.info):
         raise HostError(
             f"{image} carries no workload, and neither torch nor numpy: there is nothing to measure",
             "build it again with this rvbundle",

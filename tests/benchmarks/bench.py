@@ -564,8 +564,8 @@ def vector_rows(bench: Bench) -> list[Row]:
         done = on_host(host, qemu, *words, "--rvbundle-tune", timeout=1800)
         assert done.returncode == 0, done.stderr
         print(done.stdout, file=sys.stderr)
-        times = dict(re.findall(r"^([\w-]+) +[\d.]+ m?s +\d+ +([\d.]+) ms", done.stdout, re.MULTILINE))
-        chosen = re.findall(r"^chosen: ([\w-]+)", done.stdout, re.MULTILINE)[0]
+        times = dict(re.findall(r"^(\S.*?)  +[\d.]+ m?s +\d+ +([\d.]+) ms", done.stdout, re.MULTILINE))
+        chosen = re.findall(r"^chosen: (.*?) \(", done.stdout, re.MULTILINE)[0]
         text = f"{chosen}: {times[chosen]} ms (reference {times['reference']} ms)"
         met = float(times[chosen]) <= float(times["reference"])
         rows.append(

@@ -101,6 +101,20 @@ def test_reduced_precision_that_won() -> None:
     assert (made.precision, made.choices[2].reason) == ("bf16", "measured: so; right by every check")
 
 
+@pytest.mark.parametrize(
+    ("packages", "expected"),
+    [
+        ({"torch": "2.13.0", "numpy": "2.4.6"}, ("torch", "numpy")),
+        ({"python3-numpy": "1:2.2.4+ds-1"}, ("numpy",)),
+        ({"python3-torch": "2.6.0", "gymnasium": "1.4.0"}, ("torch",)),
+        ({"torchvision": "1"}, ()),
+    ],
+)
+def test_what_is_checked_and_timed(packages: dict[str, str], expected: tuple[str, ...]) -> None:
+    """Payloads of Debian's packages have other names for the same."""
+    assert tune.modules(payload("x86_64", packages=packages)) == expected
+
+
 def test_the_table_at_the_end() -> None:
     best = Candidate(row("avx2"), Setting(1))
     lines = (
