@@ -90,10 +90,12 @@ def read(base: Path, key: dict[str, Any]) -> Decision | None:
 def write(base: Path, key: dict[str, Any], decision: Decision) -> None:
     """Keep a decision; raises OSError."""
     path = _path(base, key)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    # Whoever may write here may set variables of later runs: nobody else, whatever the umask.
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "w", encoding="utf-8") as file:
             file.write(dumps(decision, key))
         os.replace(temporary, path)
     except OSError:

@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,16 @@ def test_a_failed_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(OSError):
         write(tmp_path, key_of(HERE), made)
     assert not list((tmp_path / "backends").iterdir())
+
+
+def test_nobody_else_may_write_them(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        decide(HERE, Wanted(), tmp_path)
+    finally:
+        os.umask(old)
+    (file,) = (tmp_path / "backends").iterdir()
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "backends", file)] == [0o700, 0o600]
 
 
 def test_forget(tmp_path: Path) -> None:
