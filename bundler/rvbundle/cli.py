@@ -310,6 +310,7 @@ def _given(
     threads: str | None,
     precision: str | None,
     cold: str | None,
+    no_sandbox: bool = False,
 ) -> dict[str, str]:
     """Return the options that were given, by name."""
     values = {
@@ -319,6 +320,7 @@ def _given(
         "--threads": threads,
         "--precision": precision,
         "--cold": cold,
+        "--no-sandbox": "yes" if no_sandbox else None,
     }
     return {name: value for name, value in values.items() if value is not None}
 
@@ -341,8 +343,8 @@ def tune(
     """Measure backends on the agent's own workload, check that they are right, and keep the best for runs."""
     from rvbundle_runtime import tune as tuning
 
-    given = _given(payload, emulator, backend, threads, precision, cold)
-    options = make_options(str(image), [], given | ({"--no-sandbox": "yes"} if no_sandbox else {}), {})
+    given = _given(payload, emulator, backend, threads, precision, cold, no_sandbox)
+    options = make_options(str(image), [], given, {})
     return tuning.run(read_host(), options, _place(), seconds)
 
 
@@ -361,8 +363,8 @@ def profile(
     """Say where the time of the agent's workload goes, by operator and by kernel, and which kernels ran."""
     from rvbundle_runtime import profile as profiles
 
-    given = _given(payload, emulator, backend, threads, precision, cold)
-    options = make_options(str(image), [], given | ({"--no-sandbox": "yes"} if no_sandbox else {}), {})
+    given = _given(payload, emulator, backend, threads, precision, cold, no_sandbox)
+    options = make_options(str(image), [], given, {})
     return profiles.run(read_host(), options, _place(), as_json)
 
 

@@ -1,6 +1,7 @@
 """Which releases of numeric libraries compute nonsense with which kernels. Pure."""
 
-OPENBLAS = "openblas"
+from rvbundle_runtime.blas import OPENBLAS
+
 _FIXED_AGAIN = (0, 3, 34)
 _SINCE = (0, 3, 30)
 
